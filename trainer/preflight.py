@@ -30,7 +30,7 @@ from trainer.configs.data import DataConfig, RowsConfig
 from trainer.configs.offline import OfflineConfig
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.rollout import has_experts
-from trainer.configs.sections import Config, ModelConfig
+from trainer.configs.sections import PROCESSOR_FILES, SEEING, Config, ModelConfig
 from trainer.data import files, rows
 from trainer.data import positions as of_model
 from trainer.environments.sandboxes.episode import check as check_sandbox
@@ -123,6 +123,25 @@ def cut(config: Config) -> list[str]:
     if tensor > 1 and expert == 1 and has_experts(model):
         found.append(f"trainer.tensor_parallel={tensor}: no matrix of an expert is cut; set trainer.expert_parallel too, or use 1")
     return found
+
+
+def sight(config: Config) -> list[str]:
+    """Whether a model that is to read pictures can, and no ranks share them; of a hub's model it is said once it is there."""
+    own, setting = configuration(config), config.model.vision
+    folder, kind = Path(resolved_paths(config).model.path or ""), own.get("model_type")
+    prepared = bool(config.model.init) or any((folder / file).is_file() for file in PROCESSOR_FILES)
+    if not own or setting == "off" or (setting == "auto" and not (kind in SEEING and prepared)):
+        return []
+    if "vision_config" not in own:
+        return [f"model.vision=on: {kind} reads text only, its configuration has no vision_config; leave it out"]
+    if not prepared:
+        return [f"model.vision=on: {folder} has none of {', '.join(PROCESSOR_FILES)}; copy it from the model's own folder, or leave it out"]
+    ways = ("sequence_parallel", "tensor_parallel", "expert_parallel")
+    return [
+        f"trainer.{way}={size}: {kind} reads pictures, whose tokens ranks cannot share; use 1, or model.vision=off for text only"
+        for way in ways
+        if (size := getattr(config.trainer, way)) > 1
+    ]
 
 
 def positions(config: PpoConfig) -> list[str]:
@@ -340,9 +359,9 @@ def _small(data: DataConfig) -> bool:
     return sum(file.stat().st_size for file in files.shards(data.path)) < FIRST_LOOK_BYTES
 
 
-_OFFLINE = (allowed, model, shared, data, sinks)
+_OFFLINE = (allowed, model, sight, shared, data, sinks)
 CHECKS: dict[str, tuple[Check, ...]] = {  # by entry point
-    "train_ppo": (allowed, options, model, other_models, split, shared, cut, positions, data, evals, reward, environment, sinks),
+    "train_ppo": (allowed, options, model, sight, other_models, split, shared, cut, positions, data, evals, reward, environment, sinks),
     "train_sft": (*_OFFLINE, cut),
     "train_rm": _OFFLINE,
     "train_dpo": (*_OFFLINE, other_models),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,35 @@ IDEFICS = ["<image>", "<fake_token_around_image>", "<global-img>", *(f"<row_{i}_
 SQUARE = {"height": 32, "width": 32}
 NORMAL = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 
+CLIP = {**TOWER, "model_type": "clip_vision_model", "patch_size": 8, "image_size": 32, "projection_dim": 32}
+PINPOINTS = [[32, 64], [64, 32], [64, 64]]
+DEEP = {**PATCHES, "depth": 2, "hidden_size": 32, "intermediate_size": 32, "out_hidden_size": 64}
+GLM = ["<|begin_of_image|>", "<|end_of_image|>", "<|image|>", "<|video|>", "<|begin_of_video|>", "<|end_of_video|>"]
+GLM_IDS = {
+    "image_token_id": "<|image|>",
+    "video_token_id": "<|video|>",
+    "image_start_token_id": "<|begin_of_image|>",
+    "image_end_token_id": "<|end_of_image|>",
+    "video_start_token_id": "<|begin_of_video|>",
+    "video_end_token_id": "<|end_of_video|>",
+}
+GEMMA = {
+    "boi_token": "<|image>",
+    "eoi_token": "<image|>",
+    "image_token": "<|image|>",
+    "boa_token": "<|audio>",
+    "eoa_token": "<audio|>",
+    "audio_token": "<|audio|>",
+    "video_token": "<|video|>",
+}
+LFM = {
+    "image_token": "<image>",
+    "image_start_token": "<|image_start|>",
+    "image_end_token": "<|image_end|>",
+    "image_thumbnail": "<|img_thumbnail|>",
+}
+RECURRENT = ("lfm2_vl",)  # sequences get rows of their own, and the hf engine does not sample from it
+QUICK = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "idefics3", "llava", "internvl")  # that `make test` looks at; others are slow
 # Settings of the text model, of the tower and of the whole; tokens that are added, and those that settings name.
 SIGHTED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], list[str], dict[str, str]]] = {
     "qwen2_vl": (MROPE, {**PATCHES, "depth": 2, "embed_dim": 32, "hidden_size": 64}, {}, QWEN, QWEN_IDS),
@@ -91,6 +121,78 @@ SIGHTED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], list[st
         ["<IMG_CONTEXT>", "<img>", "</img>", "<video>"],
         {"image_token_id": "<IMG_CONTEXT>"},
     ),
+    "qwen3_vl_moe": (
+        {**MROPE, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+        {**DEEP, "deepstack_visual_indexes": [0]},
+        {},
+        QWEN,
+        QWEN_IDS,
+    ),
+    "glm4v": (MROPE, {**DEEP, "image_size": 64}, {}, GLM, GLM_IDS),
+    "gemma4": (
+        {
+            "layer_types": ["sliding_attention", "full_attention"],
+            "sliding_window": 16,
+            "hidden_size_per_layer_input": 0,
+            "vocab_size_per_layer_input": 0,
+            "global_head_dim": 32,
+            "num_kv_shared_layers": 0,
+        },
+        {
+            **TOWER,
+            "patch_size": 8,
+            "pooling_kernel_size": 2,
+            "head_dim": 16,
+            "num_key_value_heads": 2,
+            "global_head_dim": 16,
+            "position_embedding_size": 128,
+        },
+        {"audio_config": None},
+        [*GEMMA.values()],
+        {f"{name}_id": token for name, token in GEMMA.items()},
+    ),
+    "mistral3": (
+        {"model_type": "mistral"},
+        {**TOWER, "model_type": "pixtral", "patch_size": 8, "image_size": 64, "head_dim": 16},
+        {"spatial_merge_size": 2},
+        ["[IMG]", "[IMG_BREAK]", "[IMG_END]"],
+        {"image_token_id": "[IMG]", "image_token_index": "[IMG]"},
+    ),
+    "llava_next": (
+        {"model_type": "llama"},
+        CLIP,
+        {"image_grid_pinpoints": PINPOINTS},
+        ["<image>"],
+        {"image_token_id": "<image>", "image_token_index": "<image>"},
+    ),
+    "vipllava": (
+        {"model_type": "llama"},
+        CLIP,
+        {"vision_feature_layers": [-1, -2]},
+        ["<image>"],
+        {"image_token_id": "<image>", "image_token_index": "<image>"},
+    ),
+    "ovis2": (
+        {"model_type": "qwen2"},
+        {**TOWER, "patch_size": 8, "image_size": 32, "vocab_size": 64, "hidden_stride": 1, "num_visual_indicator_tokens": 5},
+        {"hidden_size": 64},
+        ["<image>", "<IMG_START>", "<IMG_END>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_ATOM>"],
+        {"image_token_id": "<IMG_ATOM>"},
+    ),
+    "video_llama_3": (
+        {"model_type": "qwen2"},
+        {**TOWER, "patch_size": 8},
+        {},
+        ["<|image_pad|>", "<|video_pad|>"],
+        {"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"},
+    ),
+    "lfm2_vl": (
+        {"model_type": "lfm2", "layer_types": ["conv", "full_attention"], "conv_L_cache": 3, "block_multiple_of": 32},
+        {**TOWER, "model_type": "siglip2_vision_model", "patch_size": 8, "num_patches": 64, "vision_use_head": False},
+        {"downsample_factor": 2, "projector_hidden_size": 64},
+        [*LFM.values(), *(f"<|img_row_{i}_col_{j}|>" for i in (1, 2) for j in (1, 2))],
+        {"image_token_id": "<image>"},
+    ),
 }
 
 
@@ -103,8 +205,11 @@ def _qwen(tokenizer: Any, video: str) -> dict[str, Any]:
 def processor(kind: str, tokenizer: Any) -> Any:
     """Of the family, for pictures of some ten tokens."""
     if kind.startswith("qwen"):
-        names = {"qwen2_vl": "Qwen2VLProcessor", "qwen2_5_vl": "Qwen2_5_VLProcessor", "qwen3_vl": "Qwen3VLProcessor"}
-        return getattr(LIBRARY, names[kind])(**_qwen(tokenizer, "Qwen3VLVideoProcessor" if kind == "qwen3_vl" else "Qwen2VLVideoProcessor"))
+        third = kind.startswith("qwen3")
+        name = {"qwen2_vl": "Qwen2VLProcessor", "qwen2_5_vl": "Qwen2_5_VLProcessor"}.get(kind, "Qwen3VLProcessor")
+        return getattr(LIBRARY, name)(**_qwen(tokenizer, "Qwen3VLVideoProcessor" if third else "Qwen2VLVideoProcessor"))
+    if kind in LATER:
+        return LATER[kind](tokenizer)
     if kind == "gemma3":
         return LIBRARY.Gemma3Processor(LIBRARY.Gemma3ImageProcessor(size=SQUARE, **NORMAL), tokenizer, image_seq_length=4)
     if kind == "idefics3":
@@ -117,6 +222,63 @@ def processor(kind: str, tokenizer: Any) -> Any:
         )
     images = LIBRARY.GotOcr2ImageProcessor(size=SQUARE, crop_to_patches=True, min_patches=1, max_patches=4, **NORMAL)
     return LIBRARY.InternVLProcessor(images, tokenizer, LIBRARY.InternVLVideoProcessor(size=SQUARE), image_seq_length=4)
+
+
+def _glm4v(tokenizer: Any) -> Any:
+    sizes = {"patch_size": 8, "merge_size": 2, "temporal_patch_size": 1}
+    images = LIBRARY.Glm4vImageProcessor(**sizes, size={"shortest_edge": 256, "longest_edge": 16_384})
+    return LIBRARY.Glm4vProcessor(images, tokenizer, LIBRARY.Glm4vVideoProcessor(**sizes))
+
+
+def _gemma4(tokenizer: Any) -> Any:
+    sizes = {"patch_size": 8, "pooling_kernel_size": 2}
+    images, videos = LIBRARY.Gemma4ImageProcessor(**sizes, max_soft_tokens=70), LIBRARY.Gemma4VideoProcessor(**sizes)
+    return LIBRARY.Gemma4Processor(LIBRARY.Gemma4AudioFeatureExtractor(), images, tokenizer, videos, image_seq_length=70)
+
+
+def _llava(images: Any, kind: str, tokenizer: Any) -> Any:
+    sizes = {"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    return getattr(LIBRARY, kind)(images, tokenizer, **sizes)
+
+
+def _video_llama_3(tokenizer: Any) -> Any:
+    sizes = {"patch_size": 8, "merge_size": 2}
+    images = LIBRARY.VideoLlama3ImageProcessor(**sizes, min_pixels=256, max_pixels=16_384)
+    return LIBRARY.VideoLlama3Processor(images, tokenizer, LIBRARY.VideoLlama3VideoProcessor(**sizes))
+
+
+def _lfm2_vl(tokenizer: Any) -> Any:
+    sizes = {"encoder_patch_size": 8, "downsample_factor": 2, "min_image_tokens": 4, "max_image_tokens": 16}
+    return LIBRARY.Lfm2VlProcessor(LIBRARY.Lfm2VlImageProcessor(tile_size=64, **sizes), tokenizer)
+
+
+def _ovis2(tokenizer: Any) -> Any:
+    images = LIBRARY.Ovis2ImageProcessor(size=SQUARE, crop_to_patches=True, min_patches=1, max_patches=4)
+    return LIBRARY.Ovis2Processor(images, tokenizer, image_seq_length=16, image_token="<image>")
+
+
+def _mistral3(tokenizer: Any) -> Any:
+    return LIBRARY.PixtralProcessor(
+        LIBRARY.PixtralImageProcessor(size={"longest_edge": 64}, patch_size=8), tokenizer, patch_size=8, spatial_merge_size=2
+    )
+
+
+LATER: dict[str, Callable[[Any], Any]] = {
+    "glm4v": _glm4v,
+    "gemma4": _gemma4,
+    "mistral3": _mistral3,
+    "llava_next": lambda tokenizer: _llava(
+        LIBRARY.LlavaNextImageProcessor(size={"shortest_edge": 32}, crop_size=SQUARE, image_grid_pinpoints=PINPOINTS),
+        "LlavaNextProcessor",
+        tokenizer,
+    ),
+    "vipllava": lambda tokenizer: _llava(
+        LIBRARY.CLIPImageProcessor(size={"shortest_edge": 32}, crop_size=SQUARE), "LlavaProcessor", tokenizer
+    ),
+    "ovis2": _ovis2,
+    "video_llama_3": _video_llama_3,
+    "lfm2_vl": _lfm2_vl,
+}
 
 
 def tokenizer_of(kind: str) -> PreTrainedTokenizerFast:
@@ -133,6 +295,7 @@ def tokenizer_of(kind: str) -> PreTrainedTokenizerFast:
             "context_image_token": "<IMG_CONTEXT>",
             "video_token": "<video>",
         }
+    named = {"gemma4": GEMMA, "lfm2_vl": LFM}.get(kind, named)
     if not named:
         return tokenizer
     again = PreTrainedTokenizerFast(

@@ -15,8 +15,9 @@ from trainer.chat.pictures import picture as look_at
 from trainer.chat.tokens import within
 
 KEPT_BYTES = 1 << 30  # of pixels that a process keeps for the next time
-TEXTS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids", "text_replacement_offsets")
+TEXTS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids", "text_replacement_offsets", "labels")
 SPECIALS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")  # of Qwen's
+BORDERS = (SPECIALS[:2], ("<|begin_of_image|>", "<|end_of_image|>"))  # around a picture: Qwen's, GLM's
 MADE = {"qwen2_vl": "Qwen2VLProcessor", "qwen2_5_vl": "Qwen2_5_VLProcessor", "qwen3_vl": "Qwen3VLProcessor"}  # for random weights
 
 
@@ -26,9 +27,10 @@ class Processor:
     def __init__(self, own: Any):
         self.own = own
         self.place: str = own.image_token  # what a template writes in the place of a picture
-        start, end, _, _ = SPECIALS
-        self.bordered = start in own.tokenizer.get_vocab()  # Qwen's know by that where one picture ends and the next begins
-        self.mark = f"{start}{self.place}{end}" if self.bordered else self.place  # what a text without a template has there
+        known = own.tokenizer.get_vocab()
+        start, end = next((pair for pair in BORDERS if pair[0] in known), ("", ""))
+        self.bordered = bool(start)  # such families know by that where one picture ends and the next begins
+        self.mark = f"{start}{self.place}{end}"  # what a text without a template has there
         self.kept: OrderedDict[str, dict[str, Any]] = OrderedDict()  # pixels by hash, the last used last
         self.bytes = 0
         self.looked = 0  # pictures made to pixels since the process began
@@ -85,6 +87,17 @@ class Processor:
         if not self._blank:
             self._blank = self._look(look_at(Image.new("RGB", (64, 64), (128, 128, 128)), "blank", Limits()))
         return self._blank
+
+    def examples(self) -> list[tuple[Picture, dict[str, Any]]]:
+        """Two pictures, and all tensors that transformers' processor makes of a prompt with each; but the mask, which hides nothing."""
+        found = []
+        for size in ((96, 64), (64, 96)):
+            first, second = Image.radial_gradient("L").resize(size), Image.linear_gradient("L").resize(size)
+            image = Image.merge("RGB", (first, second, second.transpose(Image.Transpose.ROTATE_180)))
+            fed = self.own(text=[self.mark], images=[[image]], return_tensors="pt")
+            known = {name: value for name, value in fed.items() if name not in ("attention_mask", "labels")}
+            found.append((look_at(image, "an example", Limits()), known))
+        return found
 
     def _look(self, picture: Picture) -> dict[str, Any]:
         said: dict[str, Any] = {"text_kwargs": {"return_text_replacement_offsets": True}, "return_tensors": "pt"}

@@ -8,17 +8,14 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from trainer.configs.sections import ModelConfig
+from trainer.configs.sections import PROCESSOR_FILES, SEEING, ModelConfig
 from trainer.errors import ConfigError
-
-# Families of models that see, by transformers' name, which pass the tests of this trainer.
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "idefics3", "llava", "internvl")
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """The tokenizer of `config.tokenizer` or of the model's folder; `characters:ABC` makes one token per character."""
     name = config.tokenizer or config.path
-    if sees(config) and _has_processor(str(name)):
+    if config.vision != "off" and sees(config) and _has_processor(str(name)):
         return _with_processor(config, str(name))
     if name is None:
         raise ConfigError("model.tokenizer: needed with model.init; a folder, a hub name or characters:ABC")
@@ -38,18 +35,21 @@ def _padded(tokenizer: Any) -> PreTrainedTokenizerBase:
 
 
 def sees(config: ModelConfig) -> bool:
-    """Whether the model is one of a family that reads pictures; False where that cannot be read."""
+    """Whether the model is one that can read pictures; False where its configuration cannot be read, said where it is loaded."""
     if config.init is not None:
-        return config.init.get("model_type") in FAMILIES
-    try:
-        return AutoConfig.from_pretrained(config.path or "").model_type in FAMILIES
-    except (OSError, ValueError, TypeError, KeyError):  # said where the model is loaded
-        return False
+        kind, able = config.init.get("model_type"), "vision_config" in config.init
+    else:
+        try:
+            own = AutoConfig.from_pretrained(config.path or "")
+        except (OSError, ValueError, TypeError, KeyError):
+            return False
+        kind, able = own.model_type, hasattr(own, "vision_config")
+    return kind in SEEING or (config.vision == "on" and able)
 
 
 def _has_processor(name: str) -> bool:
     """Whether a folder has one; without it, a model that could see is trained on texts. Of a hub's model transformers says it."""
-    return not Path(name).is_dir() or any((Path(name) / file).is_file() for file in ("processor_config.json", "preprocessor_config.json"))
+    return not Path(name).is_dir() or any((Path(name) / file).is_file() for file in PROCESSOR_FILES)
 
 
 def _with_processor(config: ModelConfig, name: str) -> PreTrainedTokenizerBase:

@@ -55,6 +55,14 @@ class LoraConfig(Section):
     )
 
 
+# Families of models that read pictures, by transformers' name, which pass this trainer's tests.
+SEEING = (
+    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "gemma3", "gemma4", "glm4v", "idefics3", "internvl", "mistral3"),
+    *("llava", "llava_next", "vipllava", "ovis2", "video_llama_3"),
+)
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")  # one of which is in a folder of a model that does
+
+
 class ModelConfig(Section):
     path: str | None = Field(default=None, description="Folder or hub name of the weights; run:NAME is the model that run NAME exported.")
     init: dict[str, Any] | None = Field(
@@ -70,6 +78,11 @@ class ModelConfig(Section):
         description="Attention kernel. varlen is torch's own flash attention; auto takes it if GPU, dtype and model allow, else sdpa. "
         "flash_attention_2 needs the package flash-attn.",
     )
+    vision: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="Whether the model reads pictures. auto: if its family passes this trainer's tests and its folder has a processor; "
+        "on: whatever the family, which is tried on pictures at start; off: it is trained on text only.",
+    )
     gradient_checkpointing: bool = Field(default=False, description="Recompute activations in the backward pass: slower, less memory.")
     freeze: list[str] = Field(
         default_factory=list, description="Freezes parameters whose name contains one of these, such as [mlp.gate, embed_tokens]."
@@ -83,7 +96,7 @@ class ModelConfig(Section):
 
     def beside(self, path: str | None) -> ModelConfig:
         """A model that is read as this one is, and learns nothing."""
-        return ModelConfig(path=path, dtype=self.dtype, attention=self.attention)
+        return ModelConfig(path=path, dtype=self.dtype, attention=self.attention, vision=self.vision)
 
 
 class OtherModel(NamedTuple):

@@ -86,20 +86,20 @@ class PolicyModel(nn.Module):
         self.head = Head(lm)
         self.temperature = temperature
         self.learn_entropy = learn_entropy
-        self.own = False
+        self.own: dict[str, Any] | None = None
 
     @contextmanager
-    def by_itself(self) -> Iterator[None]:
-        """`forward` gives log-probabilities of the logits that the language model itself computes; for few tokens."""
-        self.own = True
+    def by_itself(self, **fed: Any) -> Iterator[None]:
+        """`forward` gives log-probabilities of the logits that the language model itself computes, also `fed` with this; for few tokens."""
+        self.own = fed
         try:
             yield
         finally:
-            self.own = False
+            self.own = None
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, ...]:
-        if self.own:
-            logits = self.lm(input_ids=batch.input_ids_RL, use_cache=False).logits.flatten(0, 1)[batch.index_N].float()
+        if self.own is not None:
+            logits = self.lm(input_ids=batch.input_ids_RL, use_cache=False, **self.own).logits.flatten(0, 1)[batch.index_N].float()
             logits = barred(logits, unsampled(self.lm))
             return self.of_targets((logits / self.temperature).log_softmax(-1), batch.target_N)
         return self.head(self._score, hidden_states(self.lm, batch), batch.target_N)

@@ -21,6 +21,7 @@ TYPES = ("mm_token_type_ids", "token_type_ids")  # by which a family is told whi
 
 PIXELS, SHOWN = "pixels/", "shown_U"  # names of inputs: what the tower reads, and which of its outputs stand at each place
 BLANK = "blank/"  # what the tower reads where there is nothing to see
+TOGETHER = {"pixel_values", "pixel_attention_mask", "image_grid_thw"}  # tensors of pictures that a tower takes end to end
 GRIDS = "image_grid_thw"  # a picture's size in patches, of families whose pictures have any size
 
 Seen = Sequence[tuple[int, int, tuple[Any, ...]]]  # as Batch.seen_S
@@ -58,6 +59,7 @@ class Sight:
         self.core = lm.base_model if lm.base_model is not lm else lm.model
         known = inspect.signature(self.core.forward).parameters
         self.types = next((name for name in TYPES if name in known), None)
+        self.apart = not TOGETHER.issuperset(processor.blank())  # pictures differ in shape, so the tower is called for each
 
     def look(self, batch: Batch) -> None:
         """Give a micro-batch what its pictures are.
@@ -79,11 +81,15 @@ class Sight:
         """
         shown = [picture for _, _, pictures in seen_S for picture in pictures]
         once = {picture.hash: self.processor.pixels(picture) for picture in shown}
-        found, grids = self._pixels(list(once.values())), None
-        numbers = {one: i for i, one in enumerate(once)}
-        units = torch.tensor([_units(pixels) for pixels in once.values()])
-        first, order = units.cumsum(0) - units, [numbers[picture.hash] for picture in shown]
-        found[SHOWN] = torch.cat([torch.arange(int(first[i]), int(first[i] + units[i])) for i in order])
+        grids, numbers = None, {one: i for i, one in enumerate(once)}
+        if self.apart:
+            found = {f"{PIXELS}{i}/{name}": tensor for i, pixels in enumerate(once.values()) for name, tensor in pixels.items()}
+            found[SHOWN] = torch.tensor([numbers[picture.hash] for picture in shown])
+        else:
+            found = self._pixels(list(once.values()))
+            units = torch.tensor([_units(pixels) for pixels in once.values()])
+            first, order = units.cumsum(0) - units, [numbers[picture.hash] for picture in shown]
+            found[SHOWN] = torch.cat([torch.arange(int(first[i]), int(first[i] + units[i])) for i in order])
         if GRIDS in once[shown[0].hash]:
             grids = torch.cat([once[picture.hash][GRIDS] for picture in shown])
         of_picture_RL = (ids_RL == self.image).long()
@@ -127,14 +133,36 @@ def arguments(core: Any, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
     """Of the model, from what `Sight.inputs` gives: its tower reads each picture once, wherever it is shown."""
     if SHOWN not in inputs:
         return {}
-    pixels = {name.removeprefix(PIXELS): tensor for name, tensor in inputs.items() if name.startswith(PIXELS)}
-    found = core.get_image_features(**pixels, return_dict=True)
-    shown_U = inputs[SHOWN]
-    found.pooler_output = _taken(found.pooler_output, shown_U)
-    if (layers := getattr(found, "deepstack_features", None)) is not None:  # Qwen3-VL's
-        found.deepstack_features = [_taken(layer, shown_U) for layer in layers]
+    shown_U, groups = inputs[SHOWN], _groups(inputs)
+    each = [core.get_image_features(**pixels, return_dict=True) for pixels in groups.values()]
+    found = each[0]
+    layers = getattr(found, "deepstack_features", None)  # Qwen3-VL's
+    if "" in groups:
+        found.pooler_output = _taken(found.pooler_output, shown_U)
+        if layers is not None:
+            found.deepstack_features = [_taken(layer, shown_U) for layer in layers]
+    else:
+        one_by_one = [each[i] for i in shown_U.tolist()]
+        found.pooler_output = _joined([one.pooler_output for one in one_by_one])
+        if layers is not None:
+            found.deepstack_features = [_joined([one.deepstack_features[i] for one in one_by_one]) for i in range(len(layers))]
     others = {name: tensor for name, tensor in inputs.items() if name != SHOWN and not name.startswith(PIXELS)}
     return {**others, "mm_encoder_outputs": {"image": found}}
+
+
+def _groups(inputs: dict[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+    """Arguments of each call of the tower: "" for one of all pictures, else by a picture's number."""
+    found: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in inputs.items():
+        if name.startswith(PIXELS):
+            group, _, argument = name.removeprefix(PIXELS).rpartition("/")
+            found.setdefault(group, {})[argument] = tensor
+    return found
+
+
+def _joined(features: list[Any]) -> Any:
+    """Of several pictures; lists have a tensor for each picture or tile."""
+    return torch.cat(features) if isinstance(features[0], torch.Tensor) else [one for each in features for one in each]
 
 
 def unseen(core: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor | float:

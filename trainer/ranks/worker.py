@@ -126,9 +126,12 @@ class Worker(Recorded):
             lm = models.load_lm(source, config.run.seed, self.device, role.objective is not None, role.classifier, home)
         self.tokenizer = models.load_tokenizer(source)
         self.pad_id: int = self.tokenizer.pad_token_id  # type: ignore[assignment]
-        if (sight := models.sight(lm, self.tokenizer)) and (config.trainer.cut or config.trainer.sequence_parallel > 1):
+        sight = models.sight(lm, self.tokenizer)
+        if sight and (config.trainer.cut or config.trainer.sequence_parallel > 1):
             setting = config.trainer.cut or f"trainer.sequence_parallel={config.trainer.sequence_parallel}"
-            raise ConfigError(f"{setting}: {lm.config.model_type} sees pictures, whose tokens ranks cannot share; use 1")
+            raise ConfigError(f"{setting}: {lm.config.model_type} reads pictures, whose tokens ranks cannot share; use 1")
+        if sight and sight.apart and config.trainer.zero_stage == 3:  # ranks would gather the tower's weights as often as each has pictures
+            raise ConfigError(f"trainer.zero_stage=3: {lm.config.model_type} reads pictures one by one; use 2, or model.vision=off")
         self.sight = sight
         model, shared = role.head(lm), None
         if config.trainer.sequence_parallel > 1:
@@ -146,7 +149,7 @@ class Worker(Recorded):
         self.lm, self.source = lm, source
         self.teacher = Teacher(role.teacher, config, self.device, shared) if role.teacher else None
         engines = [(self.engine, whole_LD), *([(self.teacher.engine, self.teacher.whole_LD)] if self.teacher else [])]
-        self.alone = trial.alone(source, config.trainer, engines, shared, self.device)
+        self.alone = trial.alone(source, config.trainer, engines, shared, self.device, sight)
         self.replay = Replay(self.engine, lm, role.replay, self.device, shared)
 
     def unreplayed(self) -> str:

@@ -137,6 +137,37 @@ def test_heads_that_ranks_cannot_share_are_refused(tmp_path, ranks, pairs, error
     assert preflight.shared(config) == ([error] if error else [])
 
 
+SEEING = {"model_type": "qwen2_5_vl", "vision_config": {}, "text_config": SHAPE}
+
+
+@pytest.mark.parametrize(
+    ("model", "processor", "settings", "error"),
+    [
+        (
+            SEEING,
+            True,
+            ["trainer.sequence_parallel=3"],
+            "trainer.sequence_parallel=3: qwen2_5_vl reads pictures, whose tokens ranks cannot",
+        ),
+        (SEEING, True, ["trainer.tensor_parallel=3"], "trainer.tensor_parallel=3: qwen2_5_vl reads pictures, whose tokens ranks cannot"),
+        (SEEING, True, ["trainer.sequence_parallel=3", "model.vision=off"], ""),
+        (SEEING, False, ["trainer.sequence_parallel=3"], ""),  # trained on text alone
+        (SEEING, True, ["model.vision=on"], ""),
+        (SEEING | {"model_type": "other_vl"}, True, ["trainer.sequence_parallel=3", "model.vision=on"], "other_vl reads pictures"),
+        (SEEING | {"model_type": "other_vl"}, True, ["trainer.sequence_parallel=3"], ""),
+        (SEEING, False, ["model.vision=on"], "has none of processor_config.json, preprocessor_config.json"),
+        ({"model_type": "llama"}, True, ["model.vision=on"], "model.vision=on: llama reads text only"),
+        ({}, False, ["model.vision=on"], ""),  # of a hub's model nothing is known yet
+    ],
+)
+def test_ranks_do_not_share_pictures_and_a_model_that_is_to_see_can(tmp_path, model, processor, settings, error):
+    folder = model_folder(tmp_path / "model", "model.safetensors", "tokenizer.json", *["preprocessor_config.json"] * processor)
+    (folder / "config.json").write_text(json.dumps(model))
+    config = read(DATA, f"model.path={folder}", "placement.ranks=3", "trainer.zero_stage=1", *settings)
+    found = preflight.sight(config)
+    assert len(found) == 1 and error in found[0] if error else found == []
+
+
 MIXTURE = SHAPE | {"num_key_value_heads": 6, "num_experts": 8}
 
 

@@ -128,3 +128,11 @@ def test_ranks_do_not_share_pictures(tmp_path):
     path = sighted("internvl", tmp_path / "model")
     with pytest.raises(ConfigError, match=r"^trainer\.sequence_parallel=2: internvl sees pictures"):
         started(path, {}, trainer={"sequence_parallel": 2})
+
+
+def test_a_tower_that_is_called_for_each_picture_is_not_sharded(tmp_path):
+    """Ranks gather its weights together, and have other numbers of pictures."""
+    with pytest.raises(ConfigError, match=r"trainer.zero_stage=3: mistral3 reads pictures one by one; use 2"):
+        begun("mistral3", tmp_path, stage=3)
+    worker = begun("mistral3", tmp_path, stage=2)
+    assert step(worker)["grad_norm"] > 0
