@@ -163,7 +163,7 @@ SEEING = {"model_type": "qwen2_5_vl", "vision_config": {}, "text_config": SHAPE}
 def test_ranks_do_not_share_pictures_and_a_model_that_is_to_see_can(tmp_path, model, processor, settings, error):
     folder = model_folder(tmp_path / "model", "model.safetensors", "tokenizer.json", *["preprocessor_config.json"] * processor)
     (folder / "config.json").write_text(json.dumps(model))
-    config = read(DATA, f"model.path={folder}", "placement.ranks=3", "trainer.zero_stage=1", *settings)
+    config = read(DATA, f"model.path={folder}", "placement.ranks=3", "algorithm.group_size=9", "trainer.zero_stage=1", *settings)
     found = preflight.sight(config)
     assert len(found) == 1 and error in found[0] if error else found == []
 
