@@ -126,7 +126,7 @@ def test_a_classifier_of_a_model_that_sees_is_refused(tmp_path):
 
 def test_ranks_do_not_share_pictures(tmp_path):
     path = sighted("internvl", tmp_path / "model")
-    with pytest.raises(ConfigError, match=r"^trainer\.sequence_parallel=2: internvl sees pictures"):
+    with pytest.raises(ConfigError, match=r"^trainer\.sequence_parallel=2: internvl reads pictures"):
         started(path, {}, trainer={"sequence_parallel": 2})
 
 
