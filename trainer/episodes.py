@@ -36,6 +36,7 @@ class Turn:
     version: int = 0  # of the weights it was sampled with: steps that the policy had learned
     switches: list[tuple[int, int]] = field(default_factory=list)  # position from which on tokens are of newer weights, and their version
     engine: str = field(default="", compare=False)  # that sampled it; which one changes no token
+    pictures: tuple[Any, ...] = ()  # chat.pictures.Picture, in the order of their tokens; where the environment wrote
     # Experts that the engine's routers chose [tokens, layers with experts, experts of a token], for as many of the tokens before the last
     # one of this turn, which it never read: those of earlier turns and of the prompt too. uint8 or int16, the largest number for none.
     experts: np.ndarray | None = field(default=None, compare=False, repr=False)
@@ -88,6 +89,11 @@ class Episode:
     def mask(self) -> list[int]:
         """One per response token: 1 where the policy wrote it."""
         return [int(turn.sampled) for turn in self.turns for _ in turn.token_ids]
+
+    @property
+    def pictures(self) -> tuple[Any, ...]:
+        """Of its prompt and of all turns, in the order of their tokens."""
+        return self.prompt.pictures + tuple(one for turn in self.turns for one in turn.pictures)
 
     @property
     def finish_reason(self) -> Literal["stop", "length"] | None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trainer.chat.calls import Form
 from trainer.chat.messages import Message
 from trainer.chat.template import Chat
-from trainer.chat.tokens import following
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +23,15 @@ class Answered:
     untold: str = ""  # the text that ended it, where whoever asked was not told it
 
 
-def added(chat: Chat, answered: Answered, messages: Sequence[Message], tools: Sequence[Any] | None, form: Form | None) -> list[int] | None:
-    """Ids of what the template writes behind the answer, up to where the next one begins.
+def added(
+    chat: Chat,
+    answered: Answered,
+    messages: Sequence[Message],
+    tools: Sequence[Any] | None,
+    form: Form | None,
+    ids: Callable[[str], list[int]],
+) -> list[int] | None:
+    """Ids of what the template writes behind the answer, up to where the next one begins; `ids` makes them of that text.
 
     None where it does not write the history as it was read and written, as templates that drop older thoughts: then all of it is new.
     Raises Unreadable.
@@ -39,10 +45,10 @@ def added(chat: Chat, answered: Answered, messages: Sequence[Message], tools: Se
     end = chat.special_at(rest, 0) if chat.ends else ""
     if not answered.complete or not end:
         gap = _white_at_end(body).removeprefix(_white_at_end(answered.said))
-        return following((gap + rest).removeprefix(answered.untold), chat.tokenizer)
+        return ids((gap + rest).removeprefix(answered.untold))
     if answered.last != chat.tokenizer.convert_tokens_to_ids(end):
         return None  # it ended with another token than the template's
-    return following(rest, chat.tokenizer)[1:]
+    return ids(rest)[1:]
 
 
 def _split(chat: Chat, text: str, said: str) -> tuple[str, str]:

@@ -11,19 +11,20 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 from transformers import PreTrainedTokenizerBase
 
 from trainer.chat.calls import Form, form_of
 from trainer.chat.learned import joined
 from trainer.chat.messages import Message, Unreadable, is_messages, read
+from trainer.chat.pictures import Picture
 from trainer.chat.template import Chat, chat_of
 from trainer.chat.tokens import alone, following, within
 from trainer.chat.turns import Answered, added
+from trainer.environments.eyes import Blind, Eyes, Said
 from trainer.episodes import Prompt, Turn
-from trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from trainer.environments.sandboxes.episode import EpisodeSandbox
@@ -48,6 +49,7 @@ class Request:
     max_tokens: int
     stop: tuple[str, ...] = ()  # texts with which it ends
     known: int = 0  # tokens, the first ones, of which it is known which experts they took
+    pictures: tuple[Picture, ...] = ()  # of all these tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ class Spoken:
     """One sequence: a prompt, and turns of policy and environment after it. Each token follows on all before it."""
 
     prompt_ids: list[int]
+    prompt_pictures: tuple[Picture, ...] = ()
     turns: list[Turn] = field(default_factory=list)
     text: str | None = None  # as whoever asks by text sees it
     answered: Answered | None = None  # as whoever asks by messages does
@@ -86,6 +89,15 @@ class Spoken:
     @property
     def token_ids(self) -> list[int]:
         return [*self.prompt_ids, *(token for turn in self.turns for token in turn.token_ids)]
+
+    @property
+    def pictures(self) -> tuple[Picture, ...]:
+        return self.prompt_pictures + tuple(one for turn in self.turns for one in turn.pictures)
+
+    def shows_first(self, pictures: Sequence[Picture]) -> bool:
+        """Whether these begin with all that it has shown."""
+        own = [one.hash for one in self.pictures]
+        return [one.hash for one in pictures[: len(own)]] == own
 
 
 @dataclass(frozen=True)
@@ -131,8 +143,10 @@ class Policy:
         chat: Chat | None = None,
         serve: Callable[[Policy], AbstractAsyncContextManager[Api]] | None = None,
         sandbox: Callable[[Policy], EpisodeSandbox] | None = None,
+        eyes: Eyes | None = None,
     ):
         self.prompt_ids = prompt.token_ids  # of the data's prompt, which `generate()` begins with
+        self.eyes = eyes or Eyes(tokenizer, prompt.pictures)
         self.random = random.Random(f"{seed}")  # the same when the episode is played again
         self.metrics: Counter[str] = Counter()  # what the environment counts; the run logs means as environment/NAME
         self.sequences: list[Spoken] = []
@@ -156,29 +170,36 @@ class Policy:
 
     async def generate(
         self,
-        context: str | Sequence[int] | None = None,
+        context: Said | Sequence[int] | None = None,
         *,
-        observation: str = "",
+        observation: Said = "",
         max_tokens: int | None = None,
         stop: str | Sequence[str] = (),
     ) -> Answer:
         """The turn that follows on `context`: all text, or all token ids, of the episode so far. None: on all that was said last, or on
         the data's prompt, and on `observation` after it.
+
+        A text may be a list of texts and pictures in turn: PIL images, bytes, or parts of chat messages. Raises Unreadable for others.
         """
-        if context is not None and observation:
+        if context is not None and observation != "":
             raise Misuse("policy.generate: give a context, which has all that was said, or an observation, which follows on it")
         if context is None:
             last = self._free()[-1:]
-            spoken, new = last[0] if last else Spoken(self.prompt_ids), self._ids(observation)
-        elif isinstance(context, str):
-            spoken, new = self._after_text(context)
+            spoken = last[0] if last else Spoken(self.prompt_ids, self.eyes.shown)
+            text, pictures = self._read(observation, "observation")
+            new = Turn(self._ids(text, pictures), pictures=tuple(pictures))
+        elif _is_ids(context):
+            text, (spoken, new) = None, self._after_ids(list(context))
         else:
-            spoken, new = self._after_ids(list(context))
+            text, pictures = self._read(context, "context")
+            spoken, new = self._after_text(text, pictures)
         answer = await self._turn(spoken, new, max_tokens, stop)
-        if isinstance(context, str):
-            spoken.text = context + answer.text
+        if context is None:
+            spoken.text = None if spoken.text is None else f"{spoken.text}{text}{answer.text}"
+        elif text is not None:
+            spoken.text = text + answer.text
         elif spoken.text is not None:
-            spoken.text = None if new and context is not None else spoken.text + observation + answer.text
+            spoken.text = None if new.token_ids else spoken.text + answer.text
         spoken.answered = None
         return answer
 
@@ -192,6 +213,7 @@ class Policy:
     ) -> Message:
         """The assistant's message after these: `content`, and `tool_calls` where it wrote any, as OpenAI's API has them, with
         `arguments` read from JSON. `tools`: schemas in JSON, or functions with type hints and docstrings, as chat templates take them.
+        A content may have pictures: {"type": "image", "image": PIL image, bytes or path}, or parts of OpenAI's and Anthropic's.
         """
         return (await self.reply(messages, tools=tools, max_tokens=max_tokens, stop=stop, keep_stop=True)).message
 
@@ -207,9 +229,9 @@ class Policy:
         """What `chat` returns, with how the turn ended and what it took; without the `stop` text that ended it, unless that is kept."""
         if not is_messages(messages):
             raise Misuse("policy.chat: a list of chat messages with role and content is needed")
-        given, known = read(messages), list(tools) if tools else None
-        opening, spoken, new = self._after_messages(given, known)
-        before = len(spoken.token_ids) + len(new)
+        given, pictures, known = *self._read_messages(messages), list(tools) if tools else None
+        opening, spoken, new = self._after_messages(given, pictures, known)
+        before = len(spoken.token_ids) + len(new.token_ids)
         answer = await self._turn(spoken, new, max_tokens, stop)
         said = self._said(answer, known is not None, keep_stop)
         message = self.form.read(said, self.turns) if known else {"role": "assistant", "content": said}
@@ -220,8 +242,8 @@ class Policy:
 
     def count(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> int:
         """Tokens that the policy would read of these. Raises Unreadable, and Misuse."""
-        _, spoken, new = self._after_messages(read(messages), list(tools) if tools else None)
-        return len(spoken.token_ids) + len(new)
+        _, spoken, new = self._after_messages(*self._read_messages(messages), list(tools) if tools else None)
+        return len(spoken.token_ids) + len(new.token_ids)
 
     def endpoint(self) -> AbstractAsyncContextManager[Api]:
         """While it is open, this policy answers whoever speaks OpenAI's or Anthropic's API: see endpoint.py."""
@@ -231,21 +253,36 @@ class Policy:
     def _free(self) -> list[Spoken]:
         return [spoken for spoken in self.sequences if id(spoken) not in self._busy]
 
-    def _after_text(self, context: str) -> tuple[Spoken, list[int]]:
-        for spoken in reversed(self._free()):
-            if spoken.text is not None and context.startswith(spoken.text):
-                return spoken, self._ids(context[len(spoken.text) :])
-        return Spoken(alone([context], self.tokenizer)[0]), []
+    def _read(self, said: Said, where: str) -> tuple[str, list[Picture]]:
+        try:
+            return self.eyes.read(said, where)
+        except Blind as error:
+            raise Misuse(f"policy.generate: {error}") from None
 
-    def _after_ids(self, context: list[int]) -> tuple[Spoken, list[int]]:
+    def _read_messages(self, messages: Sequence[Message]) -> tuple[list[Message], list[Picture]]:
+        try:
+            found, pictures = self.eyes.read_messages(messages)
+        except Blind as error:
+            raise Misuse(f"policy.chat: {error}") from None
+        return read(found, pictures=True), pictures
+
+    def _after_text(self, context: str, pictures: list[Picture]) -> tuple[Spoken, Turn]:
+        for spoken in reversed(self._free()):
+            if spoken.text is not None and context.startswith(spoken.text) and spoken.shows_first(pictures):
+                more = pictures[len(spoken.pictures) :]
+                return spoken, Turn(self._ids(context[len(spoken.text) :], more), pictures=tuple(more))
+        return Spoken(alone([self.eyes.expanded(context, pictures)], self.tokenizer)[0], tuple(pictures)), Turn([])
+
+    def _after_ids(self, context: list[int]) -> tuple[Spoken, Turn]:
         for spoken in reversed(self._free()):
             before = spoken.token_ids
             if context[: len(before)] == before:
-                return spoken, context[len(before) :]
-        return Spoken(context), []
+                return spoken, Turn(context[len(before) :])
+        begins = context[: len(self.prompt_ids)] == self.prompt_ids
+        return Spoken(context, self.eyes.shown if begins else ()), Turn([])
 
-    def _after_messages(self, messages: list[Message], tools: list[Any] | None) -> tuple[str, Spoken, list[int]]:
-        """What the policy is asked with: as text, and the ids that lengthen a sequence."""
+    def _after_messages(self, messages: list[Message], pictures: list[Picture], tools: list[Any] | None) -> tuple[str, Spoken, Turn]:
+        """What the policy is asked with: as text, and what lengthens a sequence."""
         if self.template is None:
             raise Misuse(NO_TEMPLATE)
         form, opening = self.form if tools else None, self.template.opening(messages, tools)
@@ -253,11 +290,13 @@ class Policy:
             raise Misuse(LEFT_OUT)
         for spoken in reversed(self._free()):
             answered = spoken.answered
-            if answered and spoken.tools == tools and messages[: len(answered.messages)] == answered.messages:
-                new = added(self.template, answered, messages, tools, form)
+            said_before = answered and spoken.tools == tools and messages[: len(answered.messages)] == answered.messages
+            if answered and said_before and spoken.shows_first(pictures):
+                more = pictures[len(spoken.pictures) :]
+                new = added(self.template, answered, messages, tools, form, partial(self._ids, pictures=more))
                 if new is not None:
-                    return opening, spoken, new
-        return opening, Spoken(within(opening, self.tokenizer)), []
+                    return opening, spoken, Turn(new, pictures=tuple(more))
+        return opening, Spoken(within(self.eyes.expanded(opening, pictures), self.tokenizer), tuple(pictures)), Turn([])
 
     @cached_property
     def form(self) -> Form:
@@ -276,11 +315,11 @@ class Policy:
             [text] = self.tokenizer.batch_decode([answer.token_ids[:-1] if ended else answer.token_ids])
         return text if keep_stop or answer.stop is None else text.partition(answer.stop)[0]
 
-    def _ids(self, text: str) -> list[int]:
-        return following(text, self.tokenizer)
+    def _ids(self, text: str, pictures: Sequence[Picture]) -> list[int]:
+        return following(self.eyes.expanded(text, pictures), self.tokenizer)
 
-    async def _turn(self, spoken: Spoken, new: list[int], max_tokens: int | None, stop: str | Sequence[str]) -> Answer:
-        context = [*spoken.token_ids, *new]
+    async def _turn(self, spoken: Spoken, new: Turn, max_tokens: int | None, stop: str | Sequence[str]) -> Answer:
+        context, pictures = [*spoken.token_ids, *new.token_ids], spoken.pictures + new.pictures
         room = min(self.limits.turn_tokens, max_tokens or self.limits.turn_tokens, self.limits.tokens - len(context))
         if not context:
             raise Misuse("there is nothing to follow on: the context has no tokens")
@@ -288,34 +327,23 @@ class Policy:
             raise LimitReached(f"{self.turns} turns are over (environment.max_turns)")
         if room < 1:
             raise LimitReached(f"{len(context)} of {self.limits.tokens} tokens are used (environment.max_tokens)")
+        if len(pictures) > self.eyes.most:
+            raise LimitReached(f"turn {self.turns + 1} would show {len(pictures)} pictures (data.max_images is {self.eyes.most})")
+        self.eyes.require(context, pictures)
         self.turns += 1
         if spoken not in self.sequences:
             self.sequences.append(spoken)
         self._busy.add(id(spoken))
         try:
             texts = (stop,) if isinstance(stop, str) else tuple(stop)
-            turn = await self._ask(Request(context, room, texts, spoken.known))
+            turn = await self._ask(Request(context, room, texts, spoken.known, pictures))
         finally:
             self._busy.discard(id(spoken))
-        spoken.turns += [Turn(new), turn] if new else [turn]
+        spoken.turns += [new, turn] if new.token_ids else [turn]
         [text] = self.tokenizer.batch_decode([turn.token_ids], skip_special_tokens=True)
         found = [each for each in texts if each in text] if turn.finish == "stop" else []
         return Answer(text, turn.token_ids, turn.finish or "length", min(found, key=text.index, default=None))
 
 
-def require_tools(chat: Chat | None, messages: list[Message], tools: list[Any]) -> None:
-    """Raises ConfigError where the template cannot write one of these tools or leaves it out, or where its calls cannot be read."""
-    if chat is None:
-        raise ConfigError(f"environment.args.tools: {NO_TEMPLATE}")
-    bare = chat.text(messages, answer=True)
-    for tool in tools:
-        try:
-            whole = chat.text(messages, [tool], answer=True)
-        except Unreadable as error:
-            raise ConfigError(f"environment.args.tools: cannot write tool {tool['function']['name']!r}: {error}") from None
-        if whole == bare:
-            raise ConfigError(f"environment.args.tools: {LEFT_OUT}")
-    try:
-        form_of(chat)
-    except Unreadable as error:
-        raise ConfigError(f"environment.args.tools: {error}") from None
+def _is_ids(context: Any) -> TypeGuard[Sequence[int]]:
+    return isinstance(context, Sequence) and len(context) > 0 and isinstance(context[0], int)

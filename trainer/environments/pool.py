@@ -10,6 +10,7 @@ from trainer.chat.tokenizer import load_tokenizer
 from trainer.cluster.launcher import Launcher
 from trainer.cluster.spans import Recorded
 from trainer.configs.ppo import PpoConfig
+from trainer.data.pictures import limits as picture_limits
 from trainer.data.prompts import chat_for
 from trainer.environments.policy import Limits
 from trainer.environments.runner import SHOWN, Asked, Ended, Job, Key, Name, Runner
@@ -67,7 +68,16 @@ def runner_of(config: PpoConfig, model_path: str) -> Runner:
     limits = Limits(environment.max_turns, config.rollout.max_new_tokens, longest, environment.timeout)
     sandboxes = Sandboxes(environment.sandbox) if environment.sandbox.provider else None
     chat = chat_for(config.data, tokenizer)
-    return Runner(reward, tokenizer, limits, chat, limit_is_error=environment.on_limit == "error", sandboxes=sandboxes)
+    return Runner(
+        reward,
+        tokenizer,
+        limits,
+        chat,
+        limit_is_error=environment.on_limit == "error",
+        sandboxes=sandboxes,
+        pictures=picture_limits(config.data),
+        most_pictures=config.data.max_images,
+    )
 
 
 class Environments:
@@ -246,7 +256,9 @@ def _episodes(prompt: Prompt, ended: Ended) -> list[Episode]:
     """One for each sequence that the policy wrote in; one that is empty where it wrote nothing."""
     found = []
     for part, spoken in enumerate(ended.sequences or [None]):
-        own = prompt if spoken is None or spoken.prompt_ids == prompt.token_ids else Prompt(prompt.index, spoken.prompt_ids, prompt.row)
+        own = prompt
+        if spoken and not (spoken.prompt_ids == prompt.token_ids and spoken.prompt_pictures == prompt.pictures):
+            own = Prompt(prompt.index, spoken.prompt_ids, prompt.row, spoken.prompt_pictures)
         episode = Episode(own, ended.key[0], spoken.turns if spoken else [], reward=ended.reward, terms=ended.terms, part=part)
         episode.failed, episode.limited, episode.metrics = ended.mistake is not None, bool(ended.limited), ended.metrics
         episode.text = spoken.said if spoken else ""

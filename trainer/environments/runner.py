@@ -14,8 +14,10 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from trainer.chat.pictures import Limits as PictureLimits
 from trainer.chat.template import Chat, chat_of
 from trainer.environments.endpoint import serving
+from trainer.environments.eyes import Eyes
 from trainer.environments.policy import LimitReached, Limits, Misuse, Policy, Request, Spoken
 from trainer.environments.sandboxes.episode import EpisodeSandbox, Sandboxes
 from trainer.environments.sandboxes.spec import Unavailable
@@ -52,7 +54,8 @@ class Asked:
     def sampled(self, sampling: Sampling) -> Sampling:
         """How, where all else is as usual."""
         experts = None if sampling.experts is None else self.request.known
-        return replace(sampling, max_tokens=self.request.max_tokens, stop=self.request.stop, experts=experts)
+        asked = self.request
+        return replace(sampling, max_tokens=asked.max_tokens, stop=asked.stop, pictures=asked.pictures, experts=experts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +82,13 @@ class Runner:
         *,
         limit_is_error: bool = False,
         sandboxes: Sandboxes | None = None,
+        pictures: PictureLimits | None = None,
+        most_pictures: int = 16,
     ):
         """`reward.function` is the environment's, its weights are those of the terms that it returns."""
         self.reward, self.tokenizer, self.limits, self.chat = reward, tokenizer, limits, chat or chat_of(tokenizer)
         self.limit_is_error, self.sandboxes = limit_is_error, sandboxes
+        self.pictures, self.most_pictures = pictures, most_pictures
         self.loop = asyncio.new_event_loop()
         self.tasks: dict[Key, asyncio.Task[None]] = {}
         self.waiting: dict[Name, asyncio.Future[Turn]] = {}
@@ -180,6 +186,7 @@ class Runner:
             chat=self.chat,
             serve=serving,
             sandbox=self._sandbox(job.prompt),
+            eyes=Eyes(self.tokenizer, job.prompt.pictures, self.pictures, self.most_pictures),
         )
         reward, terms, wrong, limited = 0.0, {}, None, ""
         try:

@@ -87,7 +87,6 @@ def look(row: dict[str, Any], tools: Any = None, reward: str = "", reward_args: 
 
 def speak(row: dict[str, Any], chat: Chat | None, tools: Any, **more: Any) -> None:
     """Writes the first prompt with the tools. Raises ConfigError where the chat template does not have them."""
-    from trainer.environments.policy import require_tools
 
     async def schemas() -> list[dict[str, Any]]:
         try:
@@ -97,6 +96,28 @@ def speak(row: dict[str, Any], chat: Chat | None, tools: Any, **more: Any) -> No
 
     messages = opening(row, more.get("prompt", "prompt"), more.get("system", ""))
     require_tools(chat, messages, asyncio.run(schemas()))
+
+
+def require_tools(chat: Chat | None, messages: list[dict[str, Any]], tools: list[Any]) -> None:
+    """Raises ConfigError where the template cannot write one of these tools or leaves it out, or where its calls cannot be read."""
+    from trainer.chat.calls import form_of
+    from trainer.chat.messages import Unreadable
+    from trainer.environments.policy import LEFT_OUT, NO_TEMPLATE
+
+    if chat is None:
+        raise ConfigError(f"environment.args.tools: {NO_TEMPLATE}")
+    bare = chat.text(messages, answer=True)
+    for tool in tools:
+        try:
+            whole = chat.text(messages, [tool], answer=True)
+        except Unreadable as error:
+            raise ConfigError(f"environment.args.tools: cannot write tool {tool['function']['name']!r}: {error}") from None
+        if whole == bare:
+            raise ConfigError(f"environment.args.tools: {LEFT_OUT}")
+    try:
+        form_of(chat)
+    except Unreadable as error:
+        raise ConfigError(f"environment.args.tools: {error}") from None
 
 
 tools.check = look  # type: ignore[attr-defined]

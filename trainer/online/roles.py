@@ -46,7 +46,7 @@ class Rollout:
             where = select(flat.lengths_E, [i for i in kept if i not in compared])
             mask_N[where] = flat.mask_N[where]
             flat = replace(flat, mask_N=mask_N)
-        sequences = [Sequence(e.prompt.token_ids, e.response_ids, experts=experts_of(e), pictures=e.prompt.pictures) for e in episodes]
+        sequences = [Sequence(e.prompt.token_ids, e.response_ids, experts=experts_of(e), pictures=e.pictures) for e in episodes]
         return cls(episodes, sequences, flat, kept)
 
     @property

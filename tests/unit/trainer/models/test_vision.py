@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +10,16 @@ import pytest
 import torch
 from support.sighted import QUICK, RECURRENT, SIGHTED, sighted
 from transformers import AutoModelForImageTextToText, AutoProcessor
+from support.seeing import loaded, plain, said, seen
+from support.sighted import SIGHTED, sighted
 
 from trainer import models
-from trainer.chat.pictures import Limits, Picture, picture
 from trainer.chat.processor import processor_of
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.sections import ModelConfig
 from trainer.data.packing import Sequence, pack
-from trainer.data.shapes import drawn
 from trainer.episodes import Prompt
 from trainer.models import vision
-from trainer.models.heads import PolicyModel
 from trainer.rollout import Sampling, sample
 from trainer.rollout.hf import HfEngine
 
@@ -41,12 +39,6 @@ def folder(kind: str, folders: dict[str, Path], tmp_path_factory: pytest.TempPat
     if kind not in folders:
         folders[kind] = sighted(kind, tmp_path_factory.mktemp(kind))
     return folders[kind]
-
-
-def seen(seed: int, size: tuple[int, int] = (48, 48)) -> Picture:
-    rng = random.Random(seed)
-    image = drawn(rng.choices("rgb", k=rng.randrange(1, 10)), rng).resize(size)
-    return picture(image, f"picture {seed}", Limits())
 
 
 def prompts(tokenizer: Any) -> list[Prompt]:
