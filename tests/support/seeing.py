@@ -7,15 +7,34 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForImageTextToText, AutoProcessor
+from support.talks import CHARACTERS, CHATML, with_template
+from transformers import AutoModelForImageTextToText, AutoProcessor, PreTrainedTokenizerFast
 
 from trainer import models
+from trainer.chat import processor as processors
 from trainer.chat.pictures import Limits, Picture, picture
+from trainer.chat.tokenizer import character_tokenizer
 from trainer.configs.sections import ModelConfig
 from trainer.data.packing import Sequence, pack
 from trainer.data.shapes import drawn
 from trainer.models import vision
 from trainer.models.heads import PolicyModel
+
+PLACE = "<|vision_start|><|image_pad|><|vision_end|>"
+SIGHTED = CHATML.replace(
+    "{{ m.content }}",
+    "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
+    f"{{{{ p.text if p.type == 'text' else '{PLACE}' }}}}"
+    "{% endfor %}{% endif %}",
+)
+TOWER = {"patch_size": 8, "spatial_merge_size": 2, "temporal_patch_size": 1}
+
+
+def of_qwen() -> PreTrainedTokenizerFast:
+    """A tokenizer with chat template and processor, for talks without a model."""
+    tokenizer = with_template(character_tokenizer(CHARACTERS + "ABCDEFGHIJKLMNOPQRSTUVWXYZ"), SIGHTED)
+    processors.attach(tokenizer, processors.make(tokenizer, {"model_type": "qwen2_5_vl", "vision_config": TOWER}))
+    return tokenizer
 
 
 def seen(seed: int, size: tuple[int, int] = (48, 48)) -> Picture:

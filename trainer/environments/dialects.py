@@ -1,8 +1,8 @@
 """Requests and answers of OpenAI's and Anthropic's APIs, in the words of `policy.Policy.reply`, and back. Pure functions.
 
-https://platform.openai.com/docs/api-reference/chat and https://docs.anthropic.com/en/api/messages: text and tools. What the policy cannot
-do, such as images or a tool that must be called, is refused, and so are fields that are not known (`fields.py`); temperature and the like
-are ignored, as the run's settings say how it is sampled. A last message of the assistant is gone on with.
+https://platform.openai.com/docs/api-reference/chat and https://docs.anthropic.com/en/api/messages: text, pictures and tools. What the
+policy cannot do, such as a tool that must be called, is refused, and so are fields that are not known (`fields.py`); temperature and the
+like are ignored, as the run's settings say how it is sampled. A last message of the assistant is gone on with.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ OPENAI = (
     *("n", "logprobs", "response_format", "modalities", "include_stop_str_in_output"),
 )
 ANTHROPIC = ("model", "messages", "system", "max_tokens", "stop_sequences", "stream", "tools", "tool_choice", "thinking")
+PICTURES = ("image_url", "input_image", "image")  # blocks: of OpenAI's two APIs, of Anthropic's
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -211,8 +212,36 @@ def _text(content: Any, where: str) -> str:
             texts.append(str(block["text"]))
         elif not (isinstance(block, Mapping) and block.get("type") in ("thinking", "redacted_thinking")):
             kind = block.get("type") if isinstance(block, Mapping) else type(block).__name__
-            raise Refused(f"{where}: {kind!r}; the policy reads only text")
+            raise Refused(f"{where}: {kind!r}; the policy reads text and pictures")
     return "".join(texts)
+
+
+def _content(content: Any, where: str) -> Any:
+    """Of a text, or of blocks of text and pictures: a text where there is no picture."""
+    if content is None or isinstance(content, str) or not any(map(_is_picture, content)):
+        return _text(content, where)
+    parts = [_picture(block, where) if _is_picture(block) else {"type": "text", "text": _text([block], where)} for block in content]
+    return [part for part in parts if part.get("text") != ""]
+
+
+def _is_picture(block: Any) -> bool:
+    return isinstance(block, Mapping) and block.get("type") in PICTURES
+
+
+def _picture(block: Mapping[str, Any], where: str) -> Json:
+    """As `chat.pictures` takes it: its data alone, as no client reads files of this machine, and nothing is fetched."""
+    if block["type"] == "image":
+        source = block.get("source")
+        kind = source.get("type") if isinstance(source, Mapping) else None
+        if not isinstance(source, Mapping) or kind != "base64":
+            raise Refused(f"{where}: an image whose source has the type {kind!r}; only base64 is read, and nothing is fetched")
+        return {"type": "image", "source": {"type": "base64", "data": source.get("data")}}
+    url = block.get("image_url")
+    url = url.get("url") if isinstance(url, Mapping) else url
+    if not isinstance(url, str) or not url.startswith("data:"):
+        shown = f"{url[:60]!r}" if isinstance(url, str) else f"{url!r}"
+        raise Refused(f"{where}: image_url {shown}; only data: URLs are read, and nothing is fetched")
+    return {"type": "image_url", "image_url": url}
 
 
 def _openai_message(message: Json) -> Message:
@@ -220,7 +249,7 @@ def _openai_message(message: Json) -> Message:
     role = {"developer": "system"}.get(_role(message), _role(message))
     if unknown := [key for key in ("audio", "function_call") if message.get(key)]:
         raise Refused(f"messages: {', '.join(unknown)} of {role}: not supported here; texts and tool_calls are read")
-    read: Message = {"role": role, "content": _text(message.get("content"), f"messages: content of {role}")}
+    read: Message = {"role": role, "content": _content(message.get("content"), f"messages: content of {role}")}
     if calls := message.get("tool_calls"):
         read["tool_calls"] = [
             {"id": call["id"], "type": "function", "function": {"name": call["function"]["name"], "arguments": _arguments(call)}}
@@ -245,11 +274,11 @@ def _anthropic_message(message: Json) -> list[Message]:
     calls = [block for block in blocks if block.get("type") == "tool_use"]
     rest = [block for block in blocks if block.get("type") not in ("tool_result", "tool_use")]
     messages: list[Message] = [
-        {"role": "tool", "content": _text(block.get("content"), "messages: tool_result"), "tool_call_id": block["tool_use_id"]}
+        {"role": "tool", "content": _content(block.get("content"), "messages: tool_result"), "tool_call_id": block["tool_use_id"]}
         for block in results
     ]
     if rest or calls or not results:
-        own: Message = {"role": role, "content": _text(rest, f"messages: content of {role}")}
+        own: Message = {"role": role, "content": _content(rest, f"messages: content of {role}")}
         if calls:
             own["tool_calls"] = [
                 {"id": block["id"], "type": "function", "function": {"name": block["name"], "arguments": block.get("input") or {}}}

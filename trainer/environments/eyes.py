@@ -13,13 +13,10 @@ from trainer.chat.messages import IMAGE, TEXTS, Message, Unreadable
 from trainer.chat.pictures import Limits, Picture, picture
 from trainer.chat.processor import processor_of
 from trainer.data.pictures import KINDS, MARK, of_part
+from trainer.environments.limits import Misuse
 
 BLIND = "the policy has no processor that reads pictures; give a model that sees (docs/training/vision.md)"
 Said = str | bytes | Image.Image | Mapping[str, Any] | Sequence[Any]  # a text, a picture, or several of both in turn
-
-
-class Blind(ValueError):
-    """Pictures for a text model."""
 
 
 class Eyes:
@@ -33,7 +30,7 @@ class Eyes:
         self.came: dict[bytes, Picture] = {}  # by what they were given as
 
     def read(self, said: Said, where: str) -> tuple[str, list[Picture]]:
-        """As text with the processor's mark for each picture. Raises Unreadable, Blind."""
+        """As text with the processor's mark for each picture. Raises Unreadable, Misuse."""
         found, text = list[Picture](), ""
         for each in said if _is_several(said) else [said]:
             kind = each.get("type") if isinstance(each, Mapping) else None
@@ -47,7 +44,7 @@ class Eyes:
         return text, found
 
     def read_messages(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[Message], list[Picture]]:
-        """As `chat.messages.read` takes them, and their pictures in order. Raises Unreadable, Blind."""
+        """As `chat.messages.read` takes them, and their pictures in order. Raises Unreadable, Misuse."""
         found, pictures = list[Message](), list[Picture]()
         for i, message in enumerate(messages):
             content, where = message.get("content"), f"message {i}"
@@ -59,6 +56,14 @@ class Eyes:
                     raise Unreadable(f"{where} is the assistant's and has a picture; models that see write text alone")
             found.append({**message, "content": content} if "content" in message else dict(message))
         return found, pictures
+
+    def looked(self, content: str | list[Any], where: str) -> str | list[Any]:
+        """A message's content with its pictures decoded. Raises Unreadable, Misuse."""
+        if isinstance(content, str):
+            return self._text(content, where)
+        found = list[Picture]()
+        parts, shown = [self._part(part, where, found) for part in content], iter(found)
+        return [{"type": "image", "image": next(shown)} if part == IMAGE else part for part in parts]
 
     def parts(self, text: Any) -> Any:
         """A prompt of the data as an environment finds it in its row: a text becomes parts where the row has pictures."""
@@ -96,11 +101,11 @@ class Eyes:
 
     def _text(self, text: str, where: str) -> str:
         if self.processor and self.processor.place in text:
-            raise Unreadable(f"{where}: its text has {self.processor.place}, which stands for a picture; remove it, and give the picture")
+            raise Unreadable(f"{where}: its text has the token that stands for a picture; remove it, or give the picture")
         return text
 
     def _picture(self, given: Any, where: str) -> Picture:
-        """Raises Unreadable, Blind."""
+        """Raises Unreadable, Misuse."""
         if isinstance(given, Mapping):
             own = of_part(given, where)
             if own is None or "hash" in given:  # of the row, as the environment has it
@@ -110,7 +115,7 @@ class Eyes:
             else:
                 given = own
         if self.processor is None:
-            raise Blind(f"{where} has a picture: {BLIND}")
+            raise Misuse(f"{where} has a picture: {BLIND}")
         if isinstance(given, Picture):
             return self.known.setdefault(given.hash, given)
         key = hashlib.sha256(given if isinstance(given, bytes) else given.encode()).digest() if isinstance(given, bytes | str) else None

@@ -23,7 +23,8 @@ from trainer.chat.pictures import Picture
 from trainer.chat.template import Chat, chat_of
 from trainer.chat.tokens import alone, following, within
 from trainer.chat.turns import Answered, added
-from trainer.environments.eyes import Blind, Eyes, Said
+from trainer.environments.eyes import Eyes, Said
+from trainer.environments.limits import LimitReached, Limits, Misuse
 from trainer.episodes import Prompt, Turn
 
 if TYPE_CHECKING:
@@ -31,14 +32,6 @@ if TYPE_CHECKING:
 
 NO_TEMPLATE = "policy.chat: model.tokenizer has no chat template; use policy.generate, or a model with one"
 LEFT_OUT = "the tokenizer's chat template leaves tools out; give a model whose template has them, or write them into a message"
-
-
-class LimitReached(Exception):
-    """The episode has no turns or no tokens left. An environment may catch it, to score what there is."""
-
-
-class Misuse(Exception):
-    """A request that no policy could answer; the same for every row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +114,6 @@ class Api:
         return openai | anthropic
 
 
-@dataclass(frozen=True)
-class Limits:
-    turns: int
-    turn_tokens: int  # of one turn
-    tokens: int  # of a sequence, its prompt included
-    seconds: float  # of an episode, without those in which the policy writes
-
-
 class Policy:
     """One episode's. Raises LimitReached where a turn is asked for that a limit forbids."""
 
@@ -186,12 +171,12 @@ class Policy:
         if context is None:
             last = self._free()[-1:]
             spoken = last[0] if last else Spoken(self.prompt_ids, self.eyes.shown)
-            text, pictures = self._read(observation, "observation")
+            text, pictures = self.eyes.read(observation, "observation")
             new = Turn(self._ids(text, pictures), pictures=tuple(pictures))
         elif _is_ids(context):
             text, (spoken, new) = None, self._after_ids(list(context))
         else:
-            text, pictures = self._read(context, "context")
+            text, pictures = self.eyes.read(context, "context")
             spoken, new = self._after_text(text, pictures)
         answer = await self._turn(spoken, new, max_tokens, stop)
         if context is None:
@@ -253,17 +238,8 @@ class Policy:
     def _free(self) -> list[Spoken]:
         return [spoken for spoken in self.sequences if id(spoken) not in self._busy]
 
-    def _read(self, said: Said, where: str) -> tuple[str, list[Picture]]:
-        try:
-            return self.eyes.read(said, where)
-        except Blind as error:
-            raise Misuse(f"policy.generate: {error}") from None
-
     def _read_messages(self, messages: Sequence[Message]) -> tuple[list[Message], list[Picture]]:
-        try:
-            found, pictures = self.eyes.read_messages(messages)
-        except Blind as error:
-            raise Misuse(f"policy.chat: {error}") from None
+        found, pictures = self.eyes.read_messages(messages)
         return read(found, pictures=True), pictures
 
     def _after_text(self, context: str, pictures: list[Picture]) -> tuple[Spoken, Turn]:

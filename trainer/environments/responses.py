@@ -1,6 +1,7 @@
 """OpenAI's Responses API, POST /v1/responses, in the words of its chat API. Pure functions.
 
-https://platform.openai.com/docs/api-reference/responses: text and tools. Nothing is kept between requests, so each has the whole input.
+https://platform.openai.com/docs/api-reference/responses: text, pictures and tools. Nothing is kept between requests, so each
+has the whole input.
 """
 
 from __future__ import annotations

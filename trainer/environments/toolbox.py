@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from trainer.cli.import_path import find
+from trainer.environments.parts import content_of
 from trainer.environments.sandboxes.tools import TOOLS as SANDBOX_TOOLS
 from trainer.environments.sandboxes.tools import SandboxTool
 from trainer.errors import ConfigError
@@ -49,7 +50,7 @@ except BaseException as error:
 """
 PYTHON = "Run a Python program. What it prints is returned; each program starts afresh."
 
-Call = Callable[[dict[str, Any]], Awaitable[str]]
+Call = Callable[[dict[str, Any]], Awaitable[str | list[Any]]]  # a text, or parts of a message's content, some of them pictures
 
 
 @dataclass(frozen=True)
@@ -185,10 +186,10 @@ def _function(name: str, given: Mapping[str, Any]) -> Tool:
     except Exception as error:  # transformers' own, of many kinds
         raise ConfigError(f"{SETTING}.{name}.path: {given['path']}: {error}") from error
 
-    async def call(arguments: dict[str, Any]) -> str:
+    async def call(arguments: dict[str, Any]) -> str | list[Any]:
         value = function(**arguments) if inspect.iscoroutinefunction(function) else await asyncio.to_thread(function, **arguments)
         value = await value if inspect.isawaitable(value) else value
-        return value if isinstance(value, str) else json.dumps(value)
+        return content_of(value)
 
     return Tool(_schema(name, schema["function"].get("description", ""), schema["function"]["parameters"]), call)
 
@@ -280,7 +281,7 @@ def _of(name: str, given: Mapping[str, Any], tool: str) -> Call:
     from mcp import MCPError
     from mcp.types import CONNECTION_CLOSED
 
-    async def call(arguments: dict[str, Any]) -> str:
+    async def call(arguments: dict[str, Any]) -> str | list[Any]:
         server = _server(name, given)
         client, _ = await asyncio.shield(server)
         try:
@@ -290,6 +291,12 @@ def _of(name: str, given: Mapping[str, Any], tool: str) -> Call:
                 raise
             _forget(given, server)
             raise ConnectionError("the tool's server has ended, perhaps by this call; the next call starts it again") from error
-        return "\n".join(getattr(part, "text", None) or f"[{part.type}]" for part in answer.content)
+        if any(part.type == "image" for part in answer.content):
+            return [{"type": "image", "base64": part.data} if part.type == "image" else _text_of(part) for part in answer.content]
+        return "\n".join(_text_of(part)["text"] for part in answer.content)
 
     return call
+
+
+def _text_of(part: Any) -> dict[str, str]:
+    return {"type": "text", "text": getattr(part, "text", None) or f"[{part.type}]"}

@@ -8,8 +8,11 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from trainer.chat.messages import is_messages
 from trainer.environments import toolbox
 from trainer.environments.agent import reward_of
+from trainer.environments.limits import Misuse
+from trainer.environments.parts import Content, shortened
 from trainer.environments.sandboxes.spec import SandboxError
 from trainer.errors import ConfigError
 
@@ -40,7 +43,7 @@ async def tools(
     A call that fails, or of a tool that is not there, is answered with the error. Metrics: calls, failed_calls.
     """
     offered = await toolbox.made(tools, policy)
-    messages = opening(row, prompt, system)
+    messages = opening({**row, prompt: policy.eyes.parts(row[prompt])}, prompt, system)
     message = await answered(policy, messages, offered, max_observation)
     value = reward_of(reward, json.dumps(reward_args or {})).function(message["content"], row)
     return await value if inspect.isawaitable(value) else value
@@ -57,13 +60,13 @@ async def answered(
         if not (calls := message.get("tool_calls")):
             return message
         for call, said in zip(calls, await asyncio.gather(*(_say(policy, offered, call) for call in calls)), strict=True):
-            name, content = call["function"]["name"], _shortened(said, max_observation)
+            name, content = call["function"]["name"], shortened(said, max_observation)
             messages.append({"role": "tool", "tool_call_id": call["id"], "name": name, "content": content})
 
 
 def opening(row: dict[str, Any], prompt: str, system: str) -> list[dict[str, Any]]:
     asked = row[prompt]
-    messages = [dict(message) for message in asked] if isinstance(asked, list) else [{"role": "user", "content": asked}]
+    messages = [dict(message) for message in asked] if is_messages(asked) else [{"role": "user", "content": asked}]
     return [{"role": "system", "content": system}, *messages] if system and messages[0]["role"] != "system" else messages
 
 
@@ -124,7 +127,7 @@ tools.check = look  # type: ignore[attr-defined]
 tools.speak = speak  # type: ignore[attr-defined]
 
 
-async def _say(policy: Policy, offered: Mapping[str, toolbox.Tool], call: dict[str, Any]) -> str:
+async def _say(policy: Policy, offered: Mapping[str, toolbox.Tool], call: dict[str, Any]) -> Content:
     name, arguments = call["function"]["name"], call["function"]["arguments"]
     policy.metrics["calls"] += 1
     try:
@@ -132,15 +135,9 @@ async def _say(policy: Policy, offered: Mapping[str, toolbox.Tool], call: dict[s
             raise LookupError(f"no tool {name!r}; there are {', '.join(offered)}")
         if not isinstance(arguments, dict):
             raise TypeError(f"arguments are {arguments!r}; an object is needed")
-        return await offered[name].call(arguments)
-    except SandboxError:  # another call would find nothing else
+        return policy.eyes.looked(await offered[name].call(arguments), f"what {name} returned")
+    except (SandboxError, Misuse):  # another call would find nothing else
         raise
     except Exception as error:  # the policy's mistakes, and those of tools, are for it to read
         policy.metrics["failed_calls"] += 1
         return f"error: {type(error).__name__}: {error}"
-
-
-def _shortened(text: str, longest: int) -> str:
-    if len(text) <= longest:
-        return text
-    return f"{text[: longest // 2]}\n... {len(text) - longest} characters left out ...\n{text[-(longest - longest // 2) :]}"

@@ -145,8 +145,8 @@ async def refused(policy: Policy, path: str = "/chat/completions", key: str = ""
         ({"tool_choice": "required"}, r"tool_choice: 'required'; the policy chooses: auto or none"),
         ({"messages": []}, r"messages: a list of at least one message"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            r"content of user: 'image_url'; the policy reads only text",
+            {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
+            r"content of user: 'input_audio'; the policy reads text and pictures",
         ),
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{"}}]}]}, "f are not JSON"),
         ({"messages": [{"role": "tool", "tool_calls": [{}]}]}, r"the request is not understood: KeyError\('id'\)"),
@@ -158,7 +158,7 @@ async def refused(policy: Policy, path: str = "/chat/completions", key: str = ""
         ({"path": "/responses", "input": [{"type": "item_reference", "id": "1"}]}, r"input: an item of type 'item_reference'"),
         (
             {"path": "/responses", "input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-            r"'input_image'; the policy",
+            r"content of user: image_url None; only data: URLs are read, and nothing is fetched",
         ),
         *(({"max_tokens": wrong}, rf"^max_tokens: {wrong!r}; must be an integer >= 1$") for wrong in (0, -1, True, 1.5, "5")),
         ({"max_completion_tokens": 0, "max_tokens": 5}, r"^max_completion_tokens: 0; must be an integer"),
@@ -199,7 +199,10 @@ async def refused(policy: Policy, path: str = "/chat/completions", key: str = ""
         ({"path": "/messages", "tool_choice": {"type": "any"}}, r"tool_choice: 'any'"),
         ({"path": "/messages", "thinking": {"type": "enabled"}}, r"thinking: 'enabled'"),
         ({"path": "/messages", "tools": [{"type": "web_search", "name": "web"}]}, r"tools: 'web' has no input_schema"),
-        ({"path": "/messages", "messages": [{"role": "user", "content": [{"type": "image"}]}]}, r"'image'; the policy reads only text"),
+        (
+            {"path": "/messages", "messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            r"an image whose source has the type None; only base64",
+        ),
     ],
 )
 def test_what_the_policy_cannot_do_is_refused_by_name(tokenizer, body, text):
