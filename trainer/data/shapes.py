@@ -38,6 +38,25 @@ def shapes(rows: int = 1000, seed: int = 0, asked: list[str] | None = None) -> I
         yield {"prompt": f"{question}=", "answer": answer, "images": [drawn(colours, rng)]}
 
 
+def colours(rows: int = 1000, seed: int = 0, seen: int = 4) -> Iterator[dict[str, Any]]:
+    """For the environment `peek`: the prompt asks for a colour, which one of `seen` pictures has. "answer" is its place, from 0."""
+    _at_least_one(rows=rows, seen=seen)
+    rng = random.Random(seed)
+    for _ in range(rows):
+        asked, place = rng.choice([*COLOURS]), rng.randrange(seen)
+        found = [asked if i == place else rng.choice([other for other in COLOURS if other != asked]) for i in range(seen)]
+        yield {"prompt": asked, "answer": place, "colours": found, "seed": rng.getrandbits(32)}
+
+
+def peeks(rows: int = 1000, seed: int = 0, seen: int = 4) -> Iterator[dict[str, Any]]:
+    """The same as answers to learn from: pictures up to some place, and what to do there, "m" or "t"."""
+    for row in colours(rows, seed, seen):
+        rng = random.Random(row["seed"])
+        shown = [drawn([colour], rng) for colour in row["colours"][: rng.randrange(row["answer"] + 1) + 1]]
+        answer = "t" if len(shown) == row["answer"] + 1 else "m"
+        yield {"prompt": row["prompt"] + "m".join(["<image>"] * len(shown)), "answer": answer, "images": shown}
+
+
 def drawn(colours: list[str], rng: random.Random) -> Image.Image:
     """A shape of each colour, in cells of their own."""
     image = Image.new("RGB", (CELL * SIDE, CELL * SIDE), (245, 245, 245))

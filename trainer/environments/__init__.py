@@ -21,6 +21,7 @@ from trainer.cli.import_path import check_args, find
 from trainer.environments.agent import agent
 from trainer.environments.calculator import calculator
 from trainer.environments.guess import guess
+from trainer.environments.peek import peek
 from trainer.environments.search import search
 from trainer.environments.shell import shell
 from trainer.environments.task import task
@@ -35,6 +36,7 @@ Rollout = Callable[..., Awaitable[Any]]
 
 ENVIRONMENTS: dict[str, Rollout] = {
     "guess": guess,
+    "peek": peek,
     "calculator": calculator,
     "search": search,
     "shell": shell,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from trainer.episodes import Episode, Turn
+from trainer.metrics.pictures import Thumbnails
 from trainer.page.record import START, Record
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class Episodes:
     """Writer of one run's record. `keep`: how many of a step are kept whole; `done`: steps in the checkpoint that is resumed."""
 
     def __init__(self, folder: Path, tokenizer: PreTrainedTokenizerBase, keep: int, prompt_column: str, done: int = 0):
-        self.record, self.keep = Record(folder, done), keep
+        self.record, self.keep, self.pictures = Record(folder, done), keep, Thumbnails(folder)
         self.prompt_column, self.pieces = prompt_column, Pieces(tokenizer)
         self.writer = ThreadPoolExecutor(1, thread_name_prefix="episodes")
         self.writing: Future[None] = self.writer.submit(lambda: None)
@@ -114,8 +115,10 @@ class Episodes:
             where = slice(at, at := at + len(turn.token_ids))
             turns.append(self._turn(turn, {name: values[where] for name, values in tokens.items()}))
         prompt = episode.prompt.row.get(self.prompt_column)
+        self.pictures.keep(episode.pictures)
         return {
             "prompt": prompt[:LONGEST] if isinstance(prompt, str) else prompt,
+            **_shown(episode.prompt.pictures),
             "turns": turns,
             "metrics": episode.metrics,
             "text": episode.text[:LONGEST],
@@ -123,11 +126,16 @@ class Episodes:
 
     def _turn(self, turn: Turn, tokens: Mapping[str, list[float]]) -> dict[str, Any]:
         if not turn.sampled:
-            return {"sampled": False, "text": "".join(self.pieces(turn.token_ids))[:LONGEST]}
+            ids = self.pieces.without_repeats(turn.token_ids) if turn.pictures else turn.token_ids
+            return {"sampled": False, "text": "".join(self.pieces(ids))[:LONGEST], **_shown(turn.pictures)}
         found = {"sampled": True, "finish": turn.finish, "pieces": self.pieces(turn.token_ids), "logprobs": rounded(turn.logprobs)}
         found["versions"] = [[0, turn.version], *(list(switch) for switch in turn.switches)]
         found |= {name: rounded(tokens[name]) for name in ("policy", "advantages") if name in tokens}
         return found | ({"learned": [int(one) for one in tokens["mask"]]} if "mask" in tokens else {})
+
+
+def _shown(pictures: Sequence[Any]) -> dict[str, Any]:
+    return {"pictures": [picture.described() for picture in pictures]} if pictures else {}
 
 
 def chosen(groups: Sequence[int], keep: int, step: int) -> Iterator[int]:
@@ -148,6 +156,7 @@ class Pieces:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer, self.known = tokenizer, dict[int, str]()
         anchor = tokenizer.encode("a", add_special_tokens=False)
+        self.special = frozenset(tokenizer.all_special_ids)
         self.anchor, self.before = anchor[-1:], str(tokenizer.decode(anchor[-1:]))  # alone some tokenizers take a word's space away
 
     def __call__(self, ids: Sequence[int]) -> list[str]:
@@ -161,6 +170,10 @@ class Pieces:
             pieces.append(text)
             open_from = place + 1 if BROKEN not in text else open_from
         return pieces
+
+    def without_repeats(self, ids: Sequence[int]) -> list[int]:
+        """With one in place of many special tokens that are the same, such as those of a picture."""
+        return [each for each, before in zip(ids, (None, *ids), strict=False) if each != before or each not in self.special]
 
     def _text(self, ids: Sequence[int]) -> str:
         text = self.tokenizer.decode([*self.anchor, *ids], skip_special_tokens=False, clean_up_tokenization_spaces=False)

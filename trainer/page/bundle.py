@@ -80,7 +80,7 @@ def of_episodes(answers: Answers, name: str) -> dict[str, Any]:
     kept = [number for number, row in rows.items() if row["has_whole"]]
     for number in kept[:: max(1, len(kept) // WHOLE)][:WHOLE]:
         episode = episodes.whole(folder, number)
-        if len(json.dumps(episode)) <= WHOLE_BYTES:
+        if len(json.dumps({**episode, "shown": None})) <= WHOLE_BYTES:
             found[key("episode", name=name, id=number)] = episode
     found[key("episodes", name=name)] = list(rows.values())
     return found

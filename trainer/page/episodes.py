@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 import sqlite3
 import zlib
 from collections.abc import Iterator, Mapping
@@ -26,6 +28,9 @@ ORDERS = {
 }
 NUMBERS = {"step": "step", "prompt": "prompt", "id": "id"}
 RANGES = {"reward": "reward", "tokens": "tokens", "difference": "difference", "staleness": "staleness", "turns": "turns", "step": "step"}
+PICTURES = "pictures"  # a folder beside the record (trainer/metrics/pictures.py)
+HASH = re.compile(r"[0-9a-f]{32}")
+MOST_PICTURES, PICTURE_BYTES = 32, 2**19  # of an episode, and of one
 COUNTED = 10_000  # matches beyond which they are not counted any more
 
 
@@ -127,7 +132,23 @@ def whole(folder: Path, number: int) -> dict[str, Any]:
             (row["kind"], row["prompt"]),
         ).fetchall()
     found = dict(row) | {"terms": json.loads(row["terms"]), "same_prompt": [dict(other) for other in others]}
-    return found | {"whole": json.loads(zlib.decompress(content[0])) if content else None}
+    kept = json.loads(zlib.decompress(content[0])) if content else None
+    return found | {"whole": kept} | ({"shown": shown} if kept and (shown := _pictures(folder, kept)) else {})
+
+
+def _pictures(folder: Path, kept: Mapping[str, Any]) -> dict[str, str]:
+    """Small copies of what the episode shows, by hash, as data: URLs; without those that made room for newer ones."""
+    listed = [kept, *kept.get("turns", ())]
+    hashes = dict.fromkeys(str(each.get("hash")) for part in listed for each in part.get("pictures", ()))
+    found: dict[str, str] = {}
+    for name in [name for name in hashes if HASH.fullmatch(name)][:MOST_PICTURES]:
+        file = folder / PICTURES / f"{name}.png"
+        try:
+            if file.stat().st_size <= PICTURE_BYTES:
+                found[name] = "data:image/png;base64," + base64.b64encode(file.read_bytes()).decode()
+        except OSError:
+            continue
+    return found
 
 
 def prompts(folder: Path, query: Mapping[str, str]) -> dict[str, Any]:

@@ -6,12 +6,16 @@ import json
 import time
 
 import pytest
+from PIL import Image
 from support import page_runs
 from support.browser import PROGRAM, Tab
 
 from cluster_tasks.node.dashboard import Dashboard
+from trainer.chat.pictures import Limits, picture
+from trainer.metrics.pictures import Thumbnails
 from trainer.page import episodes
 from trainer.page.bundle import one_file
+from trainer.page.record import Record
 
 AT = page_runs.AT
 EVIL = page_runs.EVIL
@@ -176,3 +180,26 @@ def test_one_file_shows_the_same_offline(served, tab, tmp_path):
         assert tab.said == []
     finally:
         tab.ask("Network.emulateNetworkConditions", offline=False, latency=0, downloadThroughput=-1, uploadThroughput=-1)
+
+
+def test_pictures_stand_beside_the_words(served, tab, tmp_path):
+    """A report of its own, whose pictures have a place that would run as HTML."""
+    folder = tmp_path / "seen"
+    folder.mkdir()
+    (folder / "run.yaml").write_text("run: {name: seen}\n")
+    (folder / "metrics.jsonl").write_text('{"step": 1, "reward": 1.0, "seconds": 1.0}\n')
+    shots = [picture(Image.new("RGB", (300, 30 + i)), EVIL, Limits()) for i in range(3)]
+    Thumbnails(folder).keep(shots[:2])
+    shown = [one.described() for one in shots]
+    with Record(folder) as record:
+        turns = [{"sampled": False, "text": "look", "pictures": shown[1:]}]
+        record.add(1, [{"prompt": 1, "reward": 1.0, "whole": {"prompt": "p", "pictures": shown[:1], "turns": turns}}])
+    (tmp_path / "report.html").write_text(one_file([folder]), encoding="utf-8")
+    tab.said.clear()
+    tab.open(f"{(tmp_path / 'report.html').as_uri()}#/run/seen/episodes/1")
+    tab.until("document.querySelectorAll('.pictures img').length === 2")
+    tab.until("[...document.querySelectorAll('.pictures img')].every((image) => image.complete && image.naturalWidth === 256)")
+    assert tab.run("document.querySelector('.environment .pictures img').title").startswith(EVIL)
+    assert "a picture that is not kept" in tab.text()
+    assert tab.run("document.querySelectorAll('img').length") == 2
+    assert tab.said == []

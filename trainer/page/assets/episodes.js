@@ -63,7 +63,7 @@ F.episode = async (run, body, number) => {
     body,
     F.facts([["episode", F.number(episode.id)], ["step", F.a(F.number(episode.step), ["run", name], { step: episode.step })], ["reward", episode.failed ? "failed" : F.number(episode.reward)], ...Object.entries(episode.terms).map(([term, value]) => [`reward/${term}`, F.number(value)]), ["advantage", F.number(episode.advantage)], ["tokens", F.number(episode.tokens)], ["turns", F.number(episode.turns)], ["end", episode.finish], ["learned from", episode.kind ? "no, evaluation" : episode.learned ? "yes" : "no"], ["engine against policy", F.number(episode.difference)], ["staleness", F.number(episode.staleness)], ["engine", episode.engine], ["source", episode.source]]),
     F.h("div", { class: "pages" }, step(-1), step(1), F.a(`group of step ${episode.step}`, ["run", name, "episodes"], { step: episode.step, prompt: episode.prompt, kind: episode.kind })),
-    F.h("h2", {}, `Prompt ${F.number(episode.prompt)}`), whole ? F.long(whole.prompt) : F.note("Not kept."),
+    F.h("h2", {}, `Prompt ${F.number(episode.prompt)}`), whole ? [F.long(whole.prompt), F.pictures(whole, episode)] : F.note("Not kept."),
     F.h("h2", {}, "Episode"), whole ? F.h("p", {}, F.h("label", {}, "Colour tokens by ", colour)) : null, turns,
     whole && Object.keys(whole.metrics || {}).length ? [F.h("h2", {}, "Counted by the environment"), F.facts(Object.entries(whole.metrics).map(([key, value]) => [key, F.number(value)]))] : null,
     same.length > 1 ? [F.h("h2", {}, "The same prompt over steps"), F.h("div", { class: "charts" }, F.samePrompt(run, same))] : null,
@@ -82,8 +82,14 @@ F.long = (text) => {
   return F.h("div", { class: "turn" }, shown, words.length > F.MOST_TEXT ? more : null);
 };
 
+// Small copies of what was shown there; of those that are not kept the hash.
+F.pictures = (part, episode) => ((part.pictures || []).length ? F.h("div", { class: "pictures" }, part.pictures.map((one) => {
+  const source = (episode.shown || {})[one.hash], name = `${one.path} (${one.hash})`;
+  return source ? F.h("img", { src: source, alt: name, title: name }) : F.note(`a picture that is not kept: ${name}`);
+})) : null);
+
 F.turn = (turn, by, episode) => {
-  if (!turn.pieces) return F.h("section", { class: `turn ${turn.sampled ? "policy" : "environment"}` }, F.h("h3", {}, turn.sampled ? "policy" : "environment"), F.long(turn.text || ""));
+  if (!turn.pieces) return F.h("section", { class: `turn ${turn.sampled ? "policy" : "environment"}` }, F.h("h3", {}, turn.sampled ? "policy" : "environment"), F.long(turn.text || ""), F.pictures(turn, episode));
   const versions = (i) => { let version = turn.versions?.[0]?.[1] ?? null; for (const [from, of] of turn.versions || []) if (i >= from) version = of; return version; };
   const values = { logprobs: turn.logprobs, policy: turn.policy, advantages: turn.advantages, learned: turn.learned, difference: turn.policy && turn.logprobs ? turn.logprobs.map((value, i) => value - turn.policy[i]) : null, staleness: turn.versions ? turn.pieces.map((_, i) => episode.step - 1 - versions(i)) : null };
   const most = values[by] ? values[by].reduce((a, b) => Math.max(a, Math.abs(b)), 0) : 0;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import sqlite3
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,11 +11,16 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
+from support.seeing import of_qwen, seen
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from trainer.chat.pictures import Limits, Picture, picture
+from trainer.chat.processor import processor_of
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.metrics.episodes import HELD_OUT, Episodes, Pieces, chosen
+from trainer.metrics.pictures import Thumbnails
 from trainer.page import episodes as asked
 from trainer.page.record import FILE, Record
 
@@ -22,7 +29,7 @@ TEXT = "Let me think: 漢字, naïve café 👩‍🚀 <b>42</b>\n  x\ud800"
 
 def words(number: int) -> Any:
     """Plays a tokenizer whose token 7 is " seven"."""
-    return SimpleNamespace(encode=lambda *_, **__: [1], decode=lambda ids, **_: "".join(f" {i}" for i in ids))
+    return SimpleNamespace(all_special_ids=[], encode=lambda *_, **__: [1], decode=lambda ids, **_: "".join(f" {i}" for i in ids))
 
 
 @pytest.fixture(scope="module")
@@ -152,3 +159,57 @@ def test_a_file_that_cannot_be_written_is_said_once_and_ends_nothing(tmp_path: P
         record.add(step, [{"prompt": 1, "start": "x" * 200}] * 20)
     record.close()
     assert capsys.readouterr().err.count("warning: ") == 1
+
+
+def shots(*numbers: int) -> tuple[Picture, ...]:
+    return tuple(seen(number, (400, 100)) for number in numbers)
+
+
+def test_pictures_are_named_in_the_record_and_small_copies_lie_beside_it(tmp_path: Path):
+    tokenizer = of_qwen()
+    first, second = shots(1, 2)
+    processor = processor_of(tokenizer)
+    assert processor
+    ids = tokenizer(processor.expanded(f"n{processor.mark}ow", [second]))["input_ids"]
+    turns = [Turn([5], [-0.5], "stop"), Turn(ids, pictures=(second,)), Turn([8], [-2.0], "stop")]  # type: ignore[arg-type]
+    some = [Episode(Prompt(0, [1], {"prompt": "p"}, (first,)), 0, turns, "text", 1.0), episode(1, 0.0)]
+    with Episodes(tmp_path, tokenizer, keep=2, prompt_column="prompt") as kept:
+        kept.log(1, some, kept=[0, 1], known_N={})
+    found = asked.whole(tmp_path, 1)
+    assert found["whole"]["pictures"] == [{"type": "image", "hash": first.hash, "path": "picture 1"}]
+    assert found["whole"]["turns"][1]["text"] == "n<|vision_start|><|image_pad|><|vision_end|>ow"
+    assert [one["hash"] for one in found["whole"]["turns"][1]["pictures"]] == [second.hash]
+    small = [Image.open(io.BytesIO(base64.b64decode(found["shown"][one.hash].partition(",")[2]))) for one in (first, second)]
+    assert [image.size for image in small] == [(256, 64)] * 2
+    folder = tmp_path / "pictures"
+    assert folder.stat().st_mode & 0o777 == 0o700 and all(file.stat().st_mode & 0o777 == 0o600 for file in folder.iterdir())
+    assert first.encoded()[40:80] not in (tmp_path / FILE).read_bytes()
+    assert "shown" not in asked.whole(tmp_path, 2)
+
+
+def test_so_many_copies_are_kept_and_the_oldest_make_room(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("trainer.metrics.pictures.MOST", 3)
+    kept = Thumbnails(tmp_path)
+    for number in range(5):
+        kept.keep(shots(number))
+    again = Thumbnails(tmp_path)
+    again.keep(shots(4, 5))
+    assert sorted(file.stem for file in (tmp_path / "pictures").iterdir()) == sorted(one.hash for one in shots(3, 4, 5))
+
+
+def test_a_copy_that_cannot_be_made_is_said_once(tmp_path: Path, capsys):
+    file = tmp_path / "a.png"
+    seen(1).image().save(file)
+    one = picture("a.png", "row 1", Limits(folder=tmp_path))
+    file.write_bytes(b"changed")
+    kept = Thumbnails(tmp_path / "run")
+    kept.keep([one, one])
+    assert capsys.readouterr().err.count("a.png: the picture was changed since the run has looked at it; the record has no copy of it") == 1
+
+
+def test_a_record_names_no_other_files_of_the_run(tmp_path: Path):
+    (tmp_path / "secret.png").write_bytes(b"secret")
+    with Record(tmp_path) as record:
+        shown = [{"hash": "../secret"}, {"hash": "0" * 32}, {}]
+        record.add(1, [{"prompt": 1, "whole": {"pictures": shown, "turns": [{"pictures": shown}]}}])
+    assert "shown" not in asked.whole(tmp_path, 1)
