@@ -87,13 +87,13 @@ async def left(provider: Namespaces) -> int:
         for machine in machines:
             machine.close()
     await _gone(provider)
-    groups = [each for folder in limits.found().folders for each in folder.glob(f"{limits.PREFIX}{_warden(provider)}-*")]
+    groups = [each for folder in limits.found().folders for each in folder.glob(f"{limits.PREFIX}*-{_warden(provider)}-*")]
     return len(_children(provider)) + len(groups) + abs(len(Path("/proc/self/mounts").read_text().splitlines()) - mounts)
 
 
 def _warden(provider: Namespaces) -> int:
-    assert provider.warden, "started"
-    return provider.warden.pid
+    assert provider.owner.warden, "started"
+    return provider.owner.warden.pid
 
 
 def _children(provider: Namespaces) -> list[int]:

@@ -6,29 +6,37 @@ import asyncio
 import contextlib
 import itertools
 import os
-import random
-import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from trainer.environments.sandboxes.channel import Channel
+from trainer.environments.sandboxes.host.channel import Channel
+from trainer.environments.sandboxes.host.owner import KINDS, START_SECONDS, End, Failed, Owner
 from trainer.environments.sandboxes.machine import MOST_FILE, Machine, require
 from trainer.environments.sandboxes.relay import PROXY_PORT, PROXY_VARIABLES, Served, to_hosts
-from trainer.environments.sandboxes.spec import Result, SandboxError, Snapshot, Spec
+from trainer.environments.sandboxes.spec import Lost, Result, SandboxError, Snapshot, Spec
 
-PROGRAM = Path(__file__).with_name("host")
-START_SECONDS = 30.0  # for the warden, and for a sandbox
 LAST_WORD_SECONDS = 1.0  # for a sandbox that has ended to have said why
 FILE_SECONDS = 60.0  # of reading, writing, unpacking
 ERROR_BYTES = 4096  # of what is said of a file
 KILLED = (-9, 137)  # exit codes of what the kernel ended, or of a shell whose command it ended
-KINDS = {"memory": "memory_mb", "pids": "processes", "cpu": "cpu"}
+
+
+class Home(Protocol):
+    """Who makes machines that speak host/inside.py."""
+
+    @property
+    def folder(self) -> str: ...
+
+    async def create(
+        self, spec: Spec, snapshot: Snapshot | None = None, connected: Mapping[int, Served] | None = None
+    ) -> NamespaceMachine: ...
+
+    async def killed(self, machine: Any) -> int: ...
 
 
 @dataclass
@@ -47,28 +55,14 @@ class Namespaces:
     advice = "no control groups are delegated to this user; systemd-run --user --scope -p Delegate=yes does, or root"
 
     def __init__(self) -> None:
-        self.warden: subprocess.Popen[bytes] | None = None
-        self.channel: Channel | None = None
-        self.limits: frozenset[str] = frozenset()  # that control groups hold
-        self.root = False
+        self.owner = Owner()
         self.names = itertools.count(1)
         self.machines: dict[str, NamespaceMachine] = {}
-        self.looks: dict[str, list[asyncio.Future[int]]] = {}
-        self.folder = ""  # for snapshots
-        self.ready: asyncio.Future[None] | None = None
 
-    async def start(self) -> None:
-        """Raises SandboxError where this machine has no warden."""
-        if self.ready is None:
-            self.ready = asyncio.get_running_loop().create_future()
-            mine, other = socket.socketpair()
-            self.folder = tempfile.mkdtemp(prefix="flotilla-sandboxes-")
-            with other:
-                command = [sys.executable, "-I", "-S", str(PROGRAM), self.folder]
-                self.warden = subprocess.Popen(command, stdin=other.fileno(), env={"PATH": os.defpath}, start_new_session=True)
-            self.channel = Channel(mine, self._heard, self._lost)
-        async with asyncio.timeout(START_SECONDS):
-            await asyncio.shield(self.ready)
+    @property
+    def folder(self) -> str:
+        """For snapshots."""
+        return self.owner.folder
 
     async def check(self) -> None:
         if sys.platform != "linux":
@@ -76,127 +70,70 @@ class Namespaces:
         (await self.create(Spec())).close()
 
     def unheld(self) -> list[str]:
-        return [setting for kind, setting in KINDS.items() if kind not in self.limits]
+        return [setting for kind, setting in KINDS.items() if kind not in self.owner.limits]
 
     async def create(self, spec: Spec, snapshot: Snapshot | None = None, connected: Mapping[int, Served] | None = None) -> NamespaceMachine:
         """Raises SandboxError."""
         require(spec, snapshot, self.name)
-        await self.start()
-        assert self.channel is not None
         name = f"{next(self.names)}"
-        mine, other = socket.socketpair()
-        with other:
-            machine = NamespaceMachine(self, name, spec, mine, connected or {})
-            self.machines[name] = machine
-            given = {**self._spec(spec), "snapshot": snapshot.path if snapshot else None}
-            await self.channel.send({"do": "create", "name": name, "spec": given}, fds=[other.fileno()])
         try:
-            async with asyncio.timeout(START_SECONDS):
-                await machine.ready
-        except TimeoutError:
-            machine.close()
-            raise SandboxError(f"the sandbox did not start within {START_SECONDS:g} s") from None
-        except BaseException:
-            machine.close()
-            raise
+            end = await self.owner.create(name, asked(spec), snapshot.path if snapshot else None, lambda end: self._ended(name, end))
+        except Failed as error:
+            raise SandboxError(str(error)) from None
+        machine = self.machines[name] = NamespaceMachine(self, name, spec, end, connected or {})
+        await machine.begun()
         return machine
 
-    def _spec(self, spec: Spec) -> dict[str, Any]:
-        """As host/inside.py and host/warden.py read it."""
-        rlimits = {"RLIMIT_CORE": 0, "RLIMIT_NOFILE": spec.files}
-        cpus: list[int] = []
-        if "pids" not in self.limits:
-            rlimits["RLIMIT_NPROC"] = spec.processes
-        if "memory" not in self.limits:
-            rlimits["RLIMIT_DATA"] = spec.memory_mb << 20
-        if "cpu" not in self.limits:
-            there = sorted(os.sched_getaffinity(0))
-            cpus = sorted(random.sample(there, min(len(there), max(1, int(spec.cpu + 0.999)))))
-        return {
-            "lower": spec.image or None,
-            "folders": [[source, path] for path, source in spec.folders.items()],
-            "workdir": spec.workdir,
-            "env": {**(PROXY_VARIABLES if spec.network else {}), **spec.variables},
-            "cpu": spec.cpu,
-            "memory_mb": spec.memory_mb + spec.disk_mb,  # of which the disk is a part
-            "processes": spec.processes + 1,  # the first one is not the commands'
-            "disk_mb": spec.disk_mb,
-            "rlimits": rlimits,
-            "cpus": cpus,
-            "pin_cpus": bool(cpus),
-            "ports": [*([PROXY_PORT] if spec.network else []), *spec.ports],
-        }
-
-    async def killed(self, name: str) -> int:
+    async def killed(self, machine: NamespaceMachine) -> int:
         """Processes of a sandbox that its memory limit ended so far."""
-        if self.channel is None or "memory" not in self.limits:
-            return 0
-        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.looks.setdefault(name, []).append(future)
-        try:
-            await self.channel.send({"do": "look", "name": name})
-            async with asyncio.timeout(START_SECONDS):
-                return await future
-        except (ConnectionError, TimeoutError):
-            return 0
+        return await self.owner.killed(machine.name)
 
     def close(self) -> None:
         """End all sandboxes."""
         for machine in list(self.machines.values()):
             machine.close()
-        if self.channel:
-            self.channel.close()
-        if self.warden:
-            try:
-                self.warden.wait(START_SECONDS)
-            except subprocess.TimeoutExpired:
-                self.warden.kill()
-                self.warden.wait()
-        if self.folder:
-            shutil.rmtree(self.folder, ignore_errors=True)
-        self.warden, self.channel, self.ready = None, None, None
+        self.owner.close()
 
-    def _heard(self, message: dict[str, Any], body: bytes, fds: list[int]) -> None:
-        if "hello" in message:
-            self.limits, self.root = frozenset(message["hello"]), message["root"]
-            if self.ready and not self.ready.done():
-                self.ready.set_result(None)
-        elif "looked" in message:
-            for future in self.looks.pop(message["looked"], []):
-                if not future.done():
-                    future.set_result(message["killed"])
-        elif machine := self.machines.pop(message["ended"], None):
-            if message["why"]:
-                machine.lost(message["why"])
+    def _ended(self, name: str, end: End) -> None:
+        if machine := self.machines.pop(name, None):
+            if end.why:
+                machine.lost(end.why, Lost if end.lost else SandboxError)
             else:  # its own last word may still be on its way
                 asyncio.get_running_loop().call_later(LAST_WORD_SECONDS, machine.lost, "")
 
-    def _lost(self) -> None:
-        why = "the process that holds the sandboxes has ended"
-        if self.ready and not self.ready.done():
-            self.ready.set_exception(SandboxError(why))
-        for machine in list(self.machines.values()):
-            machine.lost(why)
-        self.machines.clear()
-        if self.folder:
-            shutil.rmtree(self.folder, ignore_errors=True)
-        if self.warden:
-            self.warden.wait()
-        self.warden, self.channel, self.ready = None, None, None  # the next one that is asked for starts another
+
+def asked(spec: Spec) -> dict[str, Any]:
+    """As host/owner.py reads it."""
+    env = {**(PROXY_VARIABLES if spec.network else {}), **spec.variables}
+    ports = [*([PROXY_PORT] if spec.network else []), *spec.ports]
+    known = {name: getattr(spec, name) for name in ("image", "workdir", "cpu", "memory_mb", "processes", "disk_mb", "files")}
+    return {**known, "folders": dict(spec.folders), "env": env, "ports": ports}
 
 
 class NamespaceMachine(Machine):
     provider = "namespaces"
 
-    def __init__(self, owner: Namespaces, name: str, spec: Spec, end: socket.socket, connected: Mapping[int, Served]):
+    def __init__(self, owner: Home, name: str, spec: Spec, end: socket.socket, connected: Mapping[int, Served]):
         self.owner, self.name, self.spec = owner, name, spec
         self.connected = {**connected, **({PROXY_PORT: to_hosts(spec.network)} if spec.network else {})}
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.ready.add_done_callback(lambda future: future.cancelled() or future.exception())  # nobody may wait for it any more
         self.waiting: dict[int, Waiting] = {}
         self.names = itertools.count(1)
-        self.why, self.kills = "", 0
+        self.why, self.kills, self.error = "", 0, SandboxError
         self.channel = Channel(end, self._heard, lambda: None if self.why else self.lost(""))
+
+    async def begun(self) -> None:
+        """Waits until commands can be run. Raises SandboxError."""
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                await self.ready
+        except TimeoutError:
+            self.close()
+            raise SandboxError(f"the sandbox did not start within {START_SECONDS:g} s") from None
+        except BaseException:
+            self.close()
+            raise
 
     async def exec(
         self,
@@ -221,7 +158,7 @@ class NamespaceMachine(Machine):
 
     async def _out_of_memory(self) -> bool:
         """Whether the limit ended a process since this was asked last."""
-        before, self.kills = self.kills, await self.owner.killed(self.name)
+        before, self.kills = self.kills, await self.owner.killed(self)
         return self.kills > before
 
     async def read(self, path: str, most: int = MOST_FILE) -> bytes:
@@ -255,13 +192,18 @@ class NamespaceMachine(Machine):
         self.channel.close()
         self._give_up()
 
-    def lost(self, why: str) -> None:
+    def lost(self, why: str, error: type[SandboxError] = SandboxError) -> None:
+        if not self.why:
+            self.error = error
         self.why = self.why or why or "it has ended"
         self.channel.close()
         self._give_up()
 
+    def gone(self) -> SandboxError:
+        return self.error(f"the sandbox is gone: {self.why}")
+
     def _give_up(self) -> None:
-        error = SandboxError(f"the sandbox is gone: {self.why}")
+        error = self.gone()
         for each in self.waiting.values():
             if not each.done.done():
                 each.done.set_exception(error)
@@ -278,7 +220,7 @@ class NamespaceMachine(Machine):
 
     async def _ask(self, request: dict[str, Any], body: bytes = b"", on_output: Any = None) -> tuple[dict[str, Any], bytes, bytes]:
         if self.why:
-            raise SandboxError(f"the sandbox is gone: {self.why}")
+            raise self.gone()
         name, waiting = next(self.names), Waiting(asyncio.get_running_loop().create_future(), on_output)
         waiting.done.add_done_callback(lambda future: future.cancelled() or future.exception())
         self.waiting[name] = waiting
@@ -287,7 +229,7 @@ class NamespaceMachine(Machine):
             done = await waiting.done
         except ConnectionError:
             self.lost("")
-            raise SandboxError(f"the sandbox is gone: {self.why}") from None
+            raise self.gone() from None
         except asyncio.CancelledError:
             with contextlib.suppress(OSError):  # what is too long for the socket's room is sent by nobody
                 await asyncio.shield(self.channel.send({"do": "kill", "id": 0, "of": name}))

@@ -18,6 +18,10 @@ class SandboxError(RuntimeError):
     """A sandbox that cannot be made, or is gone."""
 
 
+class Lost(SandboxError):
+    """Its end was not its own doing: what held it has ended, or is cut off. The episode may be played again in another one."""
+
+
 class Unavailable(SandboxError):
     """No sandbox can be made here at all."""
 

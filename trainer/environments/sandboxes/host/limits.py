@@ -11,7 +11,7 @@ from pathlib import Path
 
 PREFIX = "flotilla-sandbox-"
 KINDS = ("memory", "pids", "cpu")
-NAME = re.compile(rf"{PREFIX}(\d+)-(\d+)-")  # process of the warden, and when that began
+NAME = re.compile(rf"{PREFIX}n(\d+)-(\d+)-(\d+)-")  # the warden's namespace of processes, its number there, and when it began
 PERIOD = 100_000  # microseconds, of which a sandbox may compute its share
 
 
@@ -37,11 +37,20 @@ def began(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
 
 
+def own_name() -> str:
+    """How the groups of this process begin. Containers may share a tree of groups, and know nothing of one another's processes."""
+    return f"{PREFIX}n{_numbers()}-{os.getpid()}-{began(os.getpid())}-"
+
+
+def _numbers() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
 def found() -> Groups:
     """Tried by making and removing one."""
     groups, own = Groups(), _own()
     mounted = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
-    probe = f"{PREFIX}{os.getpid()}-{began(os.getpid())}-probe"
+    probe = f"{own_name()}probe"
     for _, point, kind, options, *_ in mounted:
         if kind == "cgroup":
             for name in KINDS:
@@ -90,7 +99,7 @@ class Group:
 
     def __init__(self, groups: Groups, name: str):
         self.groups = groups
-        self.folder = f"{PREFIX}{os.getpid()}-{began(os.getpid())}-{name}"
+        self.folder = f"{own_name()}{name}"
 
     def make(self, memory: int, processes: int, cpu: float) -> None:
         """Bytes, processes and CPUs. Raises OSError."""
@@ -126,24 +135,33 @@ class Group:
             return int(dict(line.split() for line in text.splitlines())["oom_kill"])
         return 0
 
+    def refused(self) -> int:
+        """Processes that there was no room for so far."""
+        with contextlib.suppress(OSError, KeyError, ValueError):
+            folder = self.groups.v1.get("pids") or self.groups.v2 or Path()
+            return int(dict(line.split() for line in (folder / self.folder / "pids.events").read_text().splitlines())["max"])
+        return 0
+
     def remove(self) -> bool:
         """False where something is still in it."""
         return _removed([folder / self.folder for folder in self.groups.folders])
 
 
-def reap(groups: Groups) -> int:
+def reap(groups: Groups, seconds: float = 5.0) -> int:
     """Remove groups of wardens that are gone, and end what is in them. Returns how many there were."""
-    count = 0
-    for folder in groups.folders:
-        for each in folder.glob(f"{PREFIX}*"):
-            match = NAME.match(each.name)
-            if match and not _lives(int(match[1]), match[2]):
-                count += 1
-                with contextlib.suppress(OSError):
-                    for pid in (each / "cgroup.procs").read_text().split():
-                        os.kill(int(pid), 9)
-                _removed([each], 5.0)
-    return count
+    left = [
+        each
+        for folder in groups.folders
+        for each in folder.glob(f"{PREFIX}*")
+        if (match := NAME.match(each.name)) and int(match[1]) == _numbers() and not _lives(int(match[2]), match[3])
+    ]
+    for each in left:
+        with contextlib.suppress(OSError):
+            for pid in map(int, (each / "cgroup.procs").read_text().split()):
+                if pid > 0:  # 0 is one of another namespace, and to kill() all of our own group
+                    os.kill(pid, 9)
+    _removed(left, seconds if left else 0.0)
+    return len(left)
 
 
 def _lives(pid: int, since: str) -> bool:

@@ -34,6 +34,8 @@ class Box:
     group: limits.Group
     until: float | None = None  # its processes have ended, and its group is to be gone by then
     reason: str = ""
+    killed: int = 0  # processes, by its memory limit
+    refused: int = 0  # processes, by their number
 
 
 class Warden:
@@ -84,12 +86,14 @@ class Warden:
 
     def _create(self, name: str, spec: dict[str, Any], fds: list[int]) -> None:
         group = limits.Group(self.groups, name)
-        group.make(spec["memory_mb"] << 20, spec["processes"], spec["cpu"])
         go, go_end = os.pipe2(os.O_CLOEXEC)
         try:
+            group.make(spec["memory_mb"] << 20, spec["processes"], spec["cpu"])
             pid = kernel.clone(kernel.NAMESPACES)
         except OSError:
             group.remove()
+            os.close(go)
+            os.close(go_end)
             raise
         if pid == 0:
             self._child(spec, fds, go, go_end)
@@ -154,14 +158,15 @@ class Warden:
         now = time.monotonic()
         for box in self.boxes.values():
             if box.pid in ended:
-                killed = ended[box.pid] == -signal.SIGKILL and box.group.killed()
+                box.killed, box.refused = box.group.killed(), box.group.refused()
+                killed = ended[box.pid] == -signal.SIGKILL and box.killed
                 box.reason = "its first process was ended, as memory was short" if killed else ""
                 box.until = now + GROUP_SECONDS
         gone = [box for box in self.boxes.values() if box.until is not None and (box.group.remove() or now > box.until)]
         for box in gone:
             del self.boxes[box.name]
         for box in gone:
-            frames.send(self.owner, {"ended": box.name, "why": box.reason})
+            frames.send(self.owner, {"ended": box.name, "why": box.reason, "killed": box.killed, "refused": box.refused})
 
     def close(self) -> None:
         for box in self.boxes.values():

@@ -168,8 +168,8 @@ def test_many_are_made_and_closed_and_nothing_is_left():
             while provider.machines:
                 await asyncio.sleep(0.02)
         groups = limits.found()
-        assert provider.warden
-        own = f"{limits.PREFIX}{provider.warden.pid}-"
+        assert provider.owner.warden
+        own = f"{limits.PREFIX}*-{provider.owner.warden.pid}-"
         assert not [each for folder in groups.folders for each in folder.glob(f"{own}*")]
 
     before = len(Path("/proc/self/mounts").read_text().splitlines())
@@ -210,8 +210,8 @@ def test_a_warden_that_is_killed_is_reported_and_replaced():
         machine = await provider.create(Spec())
         waiting = asyncio.create_task(machine.exec("sleep 60"))
         await machine.exec("true")
-        assert provider.warden
-        provider.warden.kill()
+        assert provider.owner.warden
+        provider.owner.warden.kill()
         with pytest.raises(SandboxError, match=r"the sandbox is gone: .* has ended"):
             await waiting
         assert (await (await provider.create(Spec())).exec("echo again")).stdout == "again\n"

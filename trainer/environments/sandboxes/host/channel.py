@@ -1,4 +1,4 @@
-"""The trainer's end of a socket that speaks host/frames.py, on an event loop."""
+"""An owner's end of a socket that speaks frames.py, on an event loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trainer.environments.sandboxes.host import frames
+from . import frames
 
 PIECE = 1 << 18
 
@@ -24,7 +24,7 @@ class Channel:
         self.socket, self.heard, self.lost = end, heard, lost
         self.loop = asyncio.get_running_loop()
         self.buffer, self.fds = bytearray(), deque[int]()
-        self.turn = asyncio.Lock()
+        self.turn, self.held = asyncio.Lock(), False
         end.setblocking(False)
         self.loop.add_reader(end.fileno(), self._readable)
 
@@ -51,6 +51,12 @@ class Channel:
                     await room
                 finally:
                     self.loop.remove_writer(self.socket.fileno())
+
+    def hold(self, held: bool) -> None:
+        """Read nothing more for as long as it is held."""
+        if self.socket.fileno() >= 0 and held != self.held:
+            self.held = held
+            self.loop.remove_reader(self.socket.fileno()) if held else self.loop.add_reader(self.socket.fileno(), self._readable)
 
     def close(self) -> None:
         if self.socket.fileno() >= 0:
