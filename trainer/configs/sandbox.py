@@ -14,9 +14,10 @@ Host = Annotated[str, Field(pattern=r"^(\*\.)?[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*(:\
 
 
 class SandboxConfig(Section):
-    provider: Literal["auto", "namespaces", "docker", "podman"] | None = Field(
+    provider: Literal["auto", "pool", "namespaces", "docker", "podman"] | None = Field(
         default=None,
-        description="Who makes a sandbox for each episode; auto takes the first of these that the node can run. Default: none.",
+        description="Who makes a sandbox for each episode: pool, nodes whose fleet has sandboxes in the stack file; the others, the node "
+        "that plays it. auto takes the first of these that is there. Default: none.",
     )
     image: Annotated[str, WITH_SANDBOX] = Field(
         default="",
@@ -40,6 +41,9 @@ class SandboxConfig(Section):
     )
     timeout: Annotated[float, WITH_SANDBOX] = Field(default=60, gt=0, description="Seconds of a command, unless it is given others.")
     output_kb: Annotated[int, WITH_SANDBOX] = Field(default=64, ge=1, description="Output of a command that is kept, in KiB.")
+    wait: Annotated[float | None, WITH_SANDBOX] = Field(
+        default=None, gt=0, description="Seconds that an episode waits for room in a pool. Default: half of environment.timeout."
+    )
     strict: Annotated[bool, WITH_SANDBOX] = Field(
         default=False,
         description="Refuse a node where the kernel cannot hold memory, processes and CPU of all of a sandbox, "

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Generator
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from trainer.environments.endpoint import serving
 from trainer.environments.eyes import Eyes
 from trainer.environments.policy import LimitReached, Limits, Misuse, Policy, Request, Spoken
 from trainer.environments.sandboxes.episode import EpisodeSandbox, Sandboxes
-from trainer.environments.sandboxes.spec import Unavailable
+from trainer.environments.sandboxes.spec import Lost, Unavailable
 from trainer.episodes import Prompt, Turn
 from trainer.rewards.terms import Mistake, Reward, mistake, worth
 from trainer.rollout import Sampling
@@ -165,7 +166,7 @@ class Runner:
         clock = _Clock(limit, self.limits.seconds, self.loop.time)
 
         async def ask(request: Request) -> Turn:
-            name = job.key, policy.turns
+            name = job.key, before + policy.turns
             future: asyncio.Future[Turn] = self.loop.create_future()
             self.waiting[name] = future
             self.asked.append(Asked(name, request))
@@ -188,10 +189,32 @@ class Runner:
             sandbox=self._sandbox(job.prompt),
             eyes=Eyes(self.tokenizer, job.prompt.pictures, self.pictures, self.most_pictures),
         )
+        def fresh() -> Policy:
+            return Policy(
+                job.prompt,
+                self.tokenizer,
+                self.limits,
+                ask,
+                seed=(job.seed, job.key),
+                chat=self.chat,
+                serve=serving,
+                sandbox=self._sandbox(job.prompt),
+            )
+
+        async def played() -> Any:
+            return await _Marked(self.reward.function(policy, deepcopy(job.prompt.row)), lambda: setattr(self, "current", job.key))
+
+        policy, before = fresh(), 0
         reward, terms, wrong, limited = 0.0, {}, None, ""
         try:
             async with limit:
-                value = await _Marked(self.reward.function(policy, deepcopy(job.prompt.row)), lambda: setattr(self, "current", job.key))
+                try:
+                    value = await played()
+                except Lost as error:  # not the episode's doing: once more from its beginning, within the same time
+                    print(f"row {job.prompt.index}: {error}; its episode begins anew", flush=True)
+                    policy.sandbox.close()
+                    before, policy = policy.turns + 1, fresh()
+                    value = await played()
             reward, terms = worth(self.reward, value, 0)
         except LimitReached as error:
             limited = str(error)
@@ -211,13 +234,16 @@ class Runner:
         finally:
             if self.sandboxes:
                 policy.sandbox.close()
+        self._end(job.key, policy, partial(Ended, job.key, reward, terms, mistake=wrong, limited=limited))
+
+    def _end(self, key: Key, policy: Policy, ended: Callable[..., Ended]) -> None:
         said = [spoken for spoken in policy.sequences if spoken.turns]
         for spoken in said:
             [spoken.said] = self.tokenizer.batch_decode([spoken.token_ids[len(spoken.prompt_ids) :]], skip_special_tokens=True)
         metrics = {name: float(number) for name, number in policy.metrics.items()}
         commands = [[step.asked, step.digest] for step in policy.sandbox.steps] if self.sandboxes else []
-        self.ended.append(Ended(job.key, reward, terms, said, metrics, wrong, limited, commands))
-        self.tasks.pop(job.key, None)
+        self.ended.append(ended(sequences=said, metrics=metrics, commands=commands))
+        self.tasks.pop(key, None)
         self.changed.set()
 
 

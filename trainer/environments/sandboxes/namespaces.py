@@ -29,14 +29,17 @@ KILLED = (-9, 137)  # exit codes of what the kernel ended, or of a shell whose c
 class Home(Protocol):
     """Who makes machines that speak host/inside.py."""
 
-    @property
-    def folder(self) -> str: ...
+    def place(self) -> str:
+        """A folder for snapshots."""
+        ...
+
+    async def killed(self, machine: NamespaceMachine) -> int:
+        """Processes of a sandbox that its memory limit ended so far."""
+        ...
 
     async def create(
         self, spec: Spec, snapshot: Snapshot | None = None, connected: Mapping[int, Served] | None = None
     ) -> NamespaceMachine: ...
-
-    async def killed(self, machine: Any) -> int: ...
 
 
 @dataclass
@@ -59,8 +62,7 @@ class Namespaces:
         self.names = itertools.count(1)
         self.machines: dict[str, NamespaceMachine] = {}
 
-    @property
-    def folder(self) -> str:
+    def place(self) -> str:
         """For snapshots."""
         return self.owner.folder
 
@@ -85,7 +87,6 @@ class Namespaces:
         return machine
 
     async def killed(self, machine: NamespaceMachine) -> int:
-        """Processes of a sandbox that its memory limit ended so far."""
         return await self.owner.killed(machine.name)
 
     def close(self) -> None:
@@ -121,7 +122,7 @@ class NamespaceMachine(Machine):
         self.waiting: dict[int, Waiting] = {}
         self.names = itertools.count(1)
         self.why, self.kills, self.error = "", 0, SandboxError
-        self.channel = Channel(end, self._heard, lambda: None if self.why else self.lost(""))
+        self.channel = Channel(end, self._heard, self.cut_off)
 
     async def begun(self) -> None:
         """Waits until commands can be run. Raises SandboxError."""
@@ -151,7 +152,7 @@ class NamespaceMachine(Machine):
         request = {"do": "exec", "argv": argv, "session": session, "seconds": timeout or self.spec.timeout}
         request |= {"most": self.spec.output if output is None else output, "cwd": cwd or "", "env": dict(env or {})}
         body = stdin.encode() if isinstance(stdin, str) else stdin
-        done, out, err = await self._ask(request, body, on_output)
+        done, out, err = await self.ask(request, body, on_output)
         killed = done["code"] in KILLED and not done["late"] and await self._out_of_memory()
         texts = out.decode(errors="replace"), (err or done.get("why", "").encode()).decode(errors="replace")
         return Result(done["code"], *texts, done.get("seconds", 0.0), done.get("late", False), done.get("left_out", 0), killed)
@@ -175,7 +176,7 @@ class NamespaceMachine(Machine):
 
     async def snapshot(self) -> Snapshot:
         content = await self._file({"do": "snapshot", "most": (self.spec.disk_mb << 20) * 2})
-        fd, path = tempfile.mkstemp(dir=self.owner.folder, suffix=".tar")
+        fd, path = tempfile.mkstemp(dir=self.owner.place(), suffix=".tar")
         os.close(fd)
         Path(path).write_bytes(content)
         return Snapshot(self.provider, self.spec.image, path, len(content))
@@ -199,6 +200,11 @@ class NamespaceMachine(Machine):
         self.channel.close()
         self._give_up()
 
+    def cut_off(self) -> None:
+        """Nobody is at the other end of its channel any more."""
+        if not self.why:
+            self.lost("")
+
     def gone(self) -> SandboxError:
         return self.error(f"the sandbox is gone: {self.why}")
 
@@ -212,13 +218,13 @@ class NamespaceMachine(Machine):
             self.ready.set_exception(error)
 
     async def _file(self, request: dict[str, Any], body: bytes = b"") -> bytes:
-        done, out, err = await self._ask({"seconds": FILE_SECONDS, **request}, body)
+        done, out, err = await self.ask({"seconds": FILE_SECONDS, **request}, body)
         if done["code"]:
             said = err.decode(errors="replace").strip() or done.get("why") or f"ended with {done['code']}"
             raise OSError(said if not done.get("late") else f"{request.get('path', request['do'])}: took more than {FILE_SECONDS:g} s")
         return out
 
-    async def _ask(self, request: dict[str, Any], body: bytes = b"", on_output: Any = None) -> tuple[dict[str, Any], bytes, bytes]:
+    async def ask(self, request: dict[str, Any], body: bytes = b"", on_output: Any = None) -> tuple[dict[str, Any], bytes, bytes]:
         if self.why:
             raise self.gone()
         name, waiting = next(self.names), Waiting(asyncio.get_running_loop().create_future(), on_output)
@@ -228,7 +234,7 @@ class NamespaceMachine(Machine):
             await self.channel.send({**request, "id": name}, body)
             done = await waiting.done
         except ConnectionError:
-            self.lost("")
+            self.cut_off()
             raise self.gone() from None
         except asyncio.CancelledError:
             with contextlib.suppress(OSError):  # what is too long for the socket's room is sent by nobody

@@ -9,6 +9,7 @@ from typing import Protocol
 from trainer.environments.sandboxes.containers import Containers
 from trainer.environments.sandboxes.machine import Machine
 from trainer.environments.sandboxes.namespaces import Namespaces
+from trainer.environments.sandboxes.pools import Pools, there
 from trainer.environments.sandboxes.relay import Served
 from trainer.environments.sandboxes.spec import SandboxError, Snapshot, Spec, Unavailable
 
@@ -35,17 +36,20 @@ class Provider(Protocol):
 
 
 PROVIDERS: dict[str, Callable[[], Provider]] = {
+    "pool": Pools,
     "namespaces": Namespaces,
     "docker": partial(Containers, "docker"),
     "podman": partial(Containers, "podman"),
 }
 
 
-async def chosen(name: str, *, strict: bool = False) -> Provider:
-    """The provider of this name; `auto`: the first that runs here. Raises Unavailable."""
+async def chosen(name: str, *, strict: bool = False, wait: float = 60.0) -> Provider:
+    """The provider of this name; `auto`: the first that runs here, pools only where the cluster has some. Raises Unavailable."""
     wrong: list[str] = []
-    for each in PROVIDERS if name == "auto" else [name]:
+    for each in [each for each in PROVIDERS if each != "pool" or there()] if name == "auto" else [name]:
         provider = PROVIDERS[each]()
+        if isinstance(provider, Pools):
+            provider.wait = wait
         try:
             await provider.check()
         except SandboxError as error:

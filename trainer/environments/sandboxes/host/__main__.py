@@ -1,4 +1,4 @@
-"""`python3 host`, wherever the folder lies."""
+"""`python3 host`, wherever the folder lies: a warden; `python3 host pool`: a pool."""
 
 import sys
 from importlib import import_module
@@ -12,4 +12,7 @@ if not __package__:  # run by its path: a package of this folder alone, as what 
     assert spec and spec.loader
     sys.modules["host"] = module_from_spec(spec)
     spec.loader.exec_module(sys.modules["host"])
-sys.exit(import_module(f"{__package__ or 'host'}.warden").main())
+name = __package__ or "host"
+if sys.argv[1:2] == ["pool"]:
+    sys.exit(import_module(f"{name}.pool").main(sys.argv[2:]))
+sys.exit(import_module(f"{name}.warden").main())

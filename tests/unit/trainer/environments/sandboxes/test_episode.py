@@ -16,7 +16,9 @@ from trainer.configs.sandbox import SandboxConfig
 from trainer.environments.policy import Limits, Policy
 from trainer.environments.runner import Job, Runner
 from trainer.environments.sandboxes.episode import Sandboxes, spec_of
-from trainer.environments.sandboxes.spec import SandboxError
+from trainer.environments.sandboxes.host import owner
+from trainer.environments.sandboxes.namespaces import NamespaceMachine
+from trainer.environments.sandboxes.spec import Lost, SandboxError
 from trainer.episodes import Prompt
 from trainer.models import character_tokenizer
 from trainer.rewards.terms import Reward
@@ -78,6 +80,36 @@ def test_an_episode_that_is_cut_or_fails_leaves_none(sandboxes):
     assert all(machine.why == "it was closed" for machine in machines)
 
 
+def test_an_episode_whose_sandbox_was_lost_is_played_again_once(sandboxes, capsys):
+    seen: list[Any] = []
+
+    async def rollout(policy: Policy, row: dict[str, Any]) -> float:
+        machine = await policy.sandbox.open()
+        assert isinstance(machine, NamespaceMachine)
+        seen.append((machine, row.pop("number"), policy.random.random()))
+        if len(seen) == 1:
+            machine.lost("its pool has ended", Lost)
+        await policy.sandbox.exec("true")
+        return 0.5
+
+    [ended] = played(sandboxes, rollout, count=1)
+    assert (ended.reward, ended.mistake, ended.metrics["commands"]) == (0.5, None, 1)
+    assert len(seen) == 2 and seen[0][1:] == seen[1][1:] and all(each[0].why for each in seen)
+    assert "row 0: the sandbox is gone: its pool has ended; its episode begins anew" in capsys.readouterr().out
+
+    async def hopeless(policy: Policy, row: dict[str, Any]) -> float:
+        machine = await policy.sandbox.open()
+        seen.append(machine)
+        assert isinstance(machine, NamespaceMachine)
+        machine.lost("its pool has ended", Lost)
+        await policy.sandbox.exec("true")
+        return 0.5
+
+    seen.clear()
+    [ended] = played(sandboxes, hopeless, count=1)
+    assert len(seen) == 2 and ended.reward == 0 and "its pool has ended" in ended.mistake.text and not ended.mistake.final
+
+
 def test_without_a_provider_it_is_named_what_to_set():
     async def rollout(policy: Policy, row: dict[str, Any]) -> float:
         return float((await policy.sandbox.exec("true")).code)
@@ -87,9 +119,7 @@ def test_without_a_provider_it_is_named_what_to_set():
 
 
 def test_where_no_sandbox_can_be_made_every_row_would_fail(monkeypatch):
-    from trainer.environments.sandboxes import namespaces
-
-    monkeypatch.setattr(namespaces, "PROGRAM", namespaces.PROGRAM.with_name("none"))
+    monkeypatch.setattr(owner, "PROGRAM", owner.PROGRAM.with_name("none"))
 
     async def rollout(policy: Policy, row: dict[str, Any]) -> float:
         return float((await policy.sandbox.exec("true")).code)
@@ -127,7 +157,8 @@ GUESS, AUTO = "environment.function=guess", "environment.sandbox.provider=auto"
 @pytest.mark.parametrize(
     ("setting", "value", "said"),
     [
-        ("provider", "chroot", "is not one of auto, namespaces"),
+        ("provider", "chroot", "is not one of auto, pool, namespaces"),
+        ("wait", "0", "> 0"),
         ("memory_mb", "1", ">= 16"),
         ("memory_mb", "much", "an integer"),
         ("cpu", "0", "> 0"),
@@ -152,6 +183,11 @@ def test_without_a_provider_other_settings_are_refused():
     assert ok(GUESS, AUTO).environment.sandbox.provider == "auto"
     [line] = errors(*BASE, GUESS, "environment.sandbox.memory_mb=64")
     assert "environment.sandbox.memory_mb" in line and "environment.sandbox.provider" in line
+
+
+def test_the_wait_for_room_is_a_part_of_the_episodes_time():
+    [line] = errors(*BASE, GUESS, AUTO, "environment.timeout=60", "environment.sandbox.wait=60")
+    assert "environment.sandbox.wait=60.0, environment.timeout=60.0: " in line
 
 
 def test_metrics_count_over_forks():

@@ -189,7 +189,7 @@ def test_an_owner_that_is_killed_takes_its_sandboxes_along(tmp_path):
         async def main():
             machine = await Namespaces().create(Spec())
             await machine.exec("setsid sleep 61234 & sleep 61234 & true")
-            print(machine.owner.folder, flush=True)
+            print(machine.owner.place(), flush=True)
             await asyncio.sleep(60)
         asyncio.run(main())
     """)
