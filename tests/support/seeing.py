@@ -73,7 +73,7 @@ def plain(folder: Path, sequences: list[Sequence]) -> torch.Tensor:
             images = [[one.image() for one in each.pictures]]
             fed = dict(processor(text=[processor.image_token * len(each.pictures)], images=images, return_tensors="pt"))
             kinds = next((name for name in vision.TYPES if name in fed), None)
-            fed = {name: value for name, value in fed.items() if name not in ("input_ids", "attention_mask", *vision.TYPES)}
+            fed = {name: value for name, value in fed.items() if name not in ("input_ids", "attention_mask", "labels", *vision.TYPES)}
             if kinds:
                 fed[kinds] = (ids == vision.image_id(lm)).long()
         logits = vision.barred(

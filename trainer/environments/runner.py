@@ -178,17 +178,6 @@ class Runner:
                 self.waiting.pop(name, None)
                 clock.go_on()
 
-        policy = Policy(
-            job.prompt,
-            self.tokenizer,
-            self.limits,
-            ask,
-            seed=(job.seed, job.key),
-            chat=self.chat,
-            serve=serving,
-            sandbox=self._sandbox(job.prompt),
-            eyes=Eyes(self.tokenizer, job.prompt.pictures, self.pictures, self.most_pictures),
-        )
         def fresh() -> Policy:
             return Policy(
                 job.prompt,
@@ -199,6 +188,7 @@ class Runner:
                 chat=self.chat,
                 serve=serving,
                 sandbox=self._sandbox(job.prompt),
+                eyes=Eyes(self.tokenizer, job.prompt.pictures, self.pictures, self.most_pictures),
             )
 
         async def played() -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.seeing import loaded, plain, said, seen
-from support.sighted import SIGHTED, sighted
+from support.sighted import QUICK, sighted
 
 from trainer.chat.processor import processor_of
 from trainer.configs.ppo import PpoConfig
@@ -23,7 +23,7 @@ from trainer.rewards.terms import Reward
 from trainer.rollout import Sampling
 from trainer.rollout.hf import HfEngine
 
-every_family = pytest.mark.parametrize("kind", SIGHTED)
+every_family = pytest.mark.parametrize("kind", QUICK)
 
 
 @pytest.fixture(scope="module")

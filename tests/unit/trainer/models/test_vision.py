@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.sighted import QUICK, RECURRENT, SIGHTED, sighted
-from transformers import AutoModelForImageTextToText, AutoProcessor
 from support.seeing import loaded, plain, said, seen
-from support.sighted import SIGHTED, sighted
+from support.sighted import QUICK, RECURRENT, SIGHTED, sighted
 
 from trainer import models
 from trainer.chat.processor import processor_of
@@ -49,46 +47,6 @@ def prompts(tokenizer: Any) -> list[Prompt]:
     texts = [processor.expanded(f"{processor.mark}count=", shown[0]), processor.expanded(f"b{processor.mark}{processor.mark}\n=", shown[1])]
     texts += ["more", *(processor.expanded(f"\n{processor.mark}\nlo", each) for each in shown[3:])]
     return [Prompt(i, tokenizer(text)["input_ids"], {}, each) for i, (text, each) in enumerate(zip(texts, shown, strict=True))]
-
-
-def loaded(folder: Path) -> tuple[PolicyModel, vision.Sight, Any]:
-    config = ModelConfig(path=str(folder), dtype="float32", attention="sdpa")
-    tokenizer = models.load_tokenizer(config)
-    lm = models.load_lm(config, 0, torch.device("cpu"))
-    sight = models.sight(lm, tokenizer)
-    assert sight
-    return PolicyModel(lm), sight, tokenizer
-
-
-@torch.no_grad()
-def said(policy: PolicyModel, sight: vision.Sight, sequences: list[Sequence], cut: dict[str, Any]) -> torch.Tensor:
-    out_N = torch.zeros(sum(len(each.response_ids) for each in sequences))
-    for batch in pack(sequences, **cut, pad_id=0):
-        sight.look(batch)
-        out_N[batch.flat_N] = policy(batch)[0]
-    return out_N
-
-
-@torch.no_grad()
-def plain(folder: Path, sequences: list[Sequence]) -> torch.Tensor:
-    """What transformers says of each sequence by itself, by its own processor's tensors."""
-    lm = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
-    processor, found = AutoProcessor.from_pretrained(folder), []
-    for each in sequences:
-        ids, first = torch.tensor([[*each.prompt_ids, *each.response_ids]]), len(each.prompt_ids)
-        fed: dict[str, Any] = {}
-        if each.pictures:
-            images = [[one.image() for one in each.pictures]]
-            fed = dict(processor(text=[processor.image_token * len(each.pictures)], images=images, return_tensors="pt"))
-            kinds = next((name for name in vision.TYPES if name in fed), None)
-            fed = {name: value for name, value in fed.items() if name not in ("input_ids", "attention_mask", "labels", *vision.TYPES)}
-            if kinds:
-                fed[kinds] = (ids == vision.image_id(lm)).long()
-        logits = vision.barred(
-            lm(input_ids=ids, attention_mask=torch.ones_like(ids), **fed).logits[0, first - 1 : -1], vision.unsampled(lm)
-        )
-        found.append(logits.float().log_softmax(-1).gather(1, ids[0, first:, None])[:, 0])
-    return torch.cat(found)
 
 
 @every_family
