@@ -5,7 +5,7 @@
 
 The algorithm, the modes of rollout, ZeRO, what ranks share (sequences, matrices, experts) and adapters are the recipe's. Models, data and
 sizes are not: a model of 16,000 random weights, with experts where the recipe spreads them, digits to sort, two steps of answers of ten
-tokens; an environment is a guess in two turns. Without vLLM and without a cluster; nothing is downloaded.
+tokens; an environment is a guess in two turns, pictures show shapes. Without vLLM and without a cluster; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,20 @@ from trainer.errors import ConfigError
 
 MODEL = {"model_type": "qwen2", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 TOKENIZER = "characters:0123456789s=<>"
+SHAPES = {"path": "trainer.data.shapes:shapes", "args": {"rows": 200}, "max_prompt_tokens": 32}
+LETTERS = "characters:0123456789rgbcountlme="
 EXPERTS = {"model_type": "qwen3_moe", "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}  # where spread
+SEEING = {  # for a recipe with pictures
+    "model_type": "qwen2_5_vl",
+    "text_config": {
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2]},
+    }
+    | {key: value for key, value in MODEL.items() if key != "model_type"},
+    "vision_config": {"depth": 1, "hidden_size": 16, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32, "patch_size": 8}
+    | {"temporal_patch_size": 1, "spatial_merge_size": 2, "window_size": 32, "fullatt_block_indexes": [0]},
+}
 RANKS = 2
 Settings = dict[str, Any]
 # Of a recipe's sections what a twin keeps, besides all of algorithm, optim and critic.
@@ -39,6 +52,9 @@ def twin(recipe: Settings, folder: Path) -> Settings:
     }
     sampled = "rollout" in recipe
     pairs = not sampled and "messages" not in recipe["data"]
+    seeing = "images" in recipe["data"]
+    if seeing:
+        kept["model"] |= {key: recipe["model"][key] for key in ("freeze",) if key in recipe["model"]}
     trainer = kept["trainer"] | {"steps": 2, "prompts_per_step": 8, "micro_batch_tokens": 64, "checkpoint_every": 2, "eval_prompts": 8}
     trainer["sequence_parallel"] = shared = min(trainer.get("sequence_parallel", 1), RANKS)
     trainer["tensor_parallel"] = min(trainer.get("tensor_parallel", 1), RANKS // shared)
@@ -46,7 +62,9 @@ def twin(recipe: Settings, folder: Path) -> Settings:
     values: Settings = {
         "run": {"name": f"twin-{recipe.get('run', {}).get('name') or folder.name}"},
         "model": kept["model"] | {"path": str(folder / "model"), "dtype": "float32"},
-        "data": {
+        "data": SHAPES
+        if seeing
+        else {
             "path": f"trainer.data.tasks:{'sorted_pairs' if pairs else 'sort_digits'}",
             "args": {"rows": 200, "length": 4},
             "max_prompt_tokens": 8,
@@ -72,7 +90,9 @@ def _sampled(recipe: Settings, kept: Settings, values: Settings, folder: Path) -
     algorithm["minibatches"] = min(algorithm.get("minibatches", 1), 2)
     of_model = reward.get("function") == "reward_model"
     small: Settings = (
-        {"function": "reward_model", "args": {"model": str(folder / "reward"), "gpus": 0}} if of_model else {"function": "digits_share"}
+        {"function": "reward_model", "args": {"model": str(folder / "reward"), "gpus": 0}}
+        if of_model
+        else {"function": "contains" if "images" in recipe["data"] else "digits_share"}
     )
     if "overlong" in reward:
         small["overlong"] = {"buffer": 2}
@@ -121,7 +141,8 @@ def _models(small: Settings, folder: Path) -> None:
 
     mixture = EXPERTS if small["trainer"]["expert_parallel"] > 1 else {}
     sizes = {**MODEL, **mixture, "num_key_value_heads": 2, "max_position_embeddings": 128}
-    config = ModelConfig(init=sizes, tokenizer=TOKENIZER, dtype="float32")
+    seeing = small["data"] == SHAPES
+    config = ModelConfig(init=SEEING if seeing else sizes, tokenizer=LETTERS if seeing else TOKENIZER, dtype="float32")
     tokenizer = models.load_tokenizer(config)
     algorithm = small.get("algorithm", {})
     named = {

@@ -54,7 +54,8 @@ def main(argv: list[str]) -> int:
         except ConfigError as error:
             raise ConfigError(f"{other.setting}{str(error).removeprefix('model.path')}") from None
     whence = f"as published for {config.model.path}; its own config.json is not here" if published(config.model) else "the model's own"
-    lengths = _lengths(args, config)
+    shape = _shown(args, config, shape)
+    lengths = _lengths(args, config, shape.tower.shown if shape.tower else 0)
     if args.gpu is None:
         found = everywhere(config, shape, args.ranks)
         found["shape"] = whence
@@ -106,16 +107,19 @@ def everywhere(config: Config, shape: Shape, ranks: int | None) -> Found:
     for gpu in GPUS.values():
         errors = _unfit(config, shape, gpu, ranks)
         gpus.append({"gpu": gpu.name, "fits": not errors, "memory": _memory(config, shape, gpu, ranks), "errors": errors})
-    return {"parameters": shape.parameters, "active": shape.active, "a_row_each": shape.alone, "gpus": gpus}
+    return {**_of_model(shape), "gpus": gpus}
+
+
+def _of_model(shape: Shape) -> Found:
+    tower = shape.tower and {"parameters": shape.tower.parameters, "image_tokens": shape.tower.shown, "trained": shape.tower.trained}
+    return {"parameters": shape.parameters, "active": shape.active, "a_row_each": shape.alone, "tower": tower}
 
 
 def on_cluster(config: Config, shape: Shape, cluster: Cluster, lengths: Lengths, ranks: int, price: float | None) -> Found:
     step = step_time.step(config, shape, cluster, lengths, ranks)
     errors = [*_room(config, cluster, ranks), *_unfit(config, shape, cluster.gpu, ranks)]
     return {
-        "parameters": shape.parameters,
-        "active": shape.active,
-        "a_row_each": shape.alone,
+        **_of_model(shape),
         "gpu": cluster.gpu.name,
         "nodes": cluster.nodes,
         "gpus": cluster.gpus,
@@ -221,6 +225,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     add("--price", type=_positive, metavar="USD", help="price per hour of all nodes together")
     add("--ranks", type=_count, metavar="N", help="torchrun ranks for sft, rm and dpo (all GPUs)")
     add("--prompt-tokens", type=_positive, metavar="N", help="mean prompt length (data.max_prompt_tokens / 2)")
+    add("--image-tokens", type=_count, metavar="N", help="tokens of a prompt's pictures (one of data.max_pixels)")
     add("--answer-tokens", type=_positive, metavar="N", help="mean answer length (rollout.max_new_tokens / 2)")
     add("--scale", action="store_true", help=f"also 2, 4, ... times the nodes, up to {MOST} GPUs")
     add("--json", action="store_true", help="print one JSON object")
@@ -263,13 +268,29 @@ def _is_ppo(args: argparse.Namespace) -> bool:
     return bool(named & PPO_SECTIONS)
 
 
-def _lengths(args: argparse.Namespace, config: Config) -> Lengths:
+def _lengths(args: argparse.Namespace, config: Config, shown: int) -> Lengths:
+    """Of which `shown` tokens of a prompt are pictures' and the rest, like answers, half as long as allowed."""
     longest = config.data.max_prompt_tokens
     answer = config.max_response_tokens() if isinstance(config, PpoConfig) else longest
     for flag, mean, most in (("--prompt-tokens", args.prompt_tokens, longest), ("--answer-tokens", args.answer_tokens, answer)):
         if mean and mean > most and (isinstance(config, PpoConfig) or flag == "--prompt-tokens"):
             raise ConfigError(f"{flag} {mean:g}: the settings allow {most} at most (data.max_prompt_tokens, rollout.max_new_tokens)")
-    return Lengths(args.prompt_tokens or longest / 2, args.answer_tokens or answer / 2)
+    if args.prompt_tokens and args.prompt_tokens < shown:
+        raise ConfigError(f"--prompt-tokens {args.prompt_tokens:g}: its pictures have {shown}; see --image-tokens")
+    return Lengths(args.prompt_tokens or (longest + shown) / 2, args.answer_tokens or answer / 2)
+
+
+def _shown(args: argparse.Namespace, config: Config, shape: Shape) -> Shape:
+    """With the tokens of pictures in a prompt: as said, or those of one picture."""
+    if shape.tower is None:
+        if args.image_tokens:
+            raise ConfigError(f"--image-tokens {args.image_tokens}: the model reads text only; leave it out")
+        return shape
+    most = config.data.max_prompt_tokens
+    if args.image_tokens and args.image_tokens > most:
+        raise ConfigError(f"--image-tokens {args.image_tokens}: prompts have {most} tokens at most (data.max_prompt_tokens)")
+    shown = args.image_tokens or min(most, shape.tower.picture(config.data.max_pixels))
+    return replace(shape, tower=replace(shape.tower, shown=shown))
 
 
 def _cluster(args: argparse.Namespace) -> Cluster:
@@ -326,7 +347,13 @@ def _words(found: Found) -> str:
 
 
 def _model(found: Found) -> str:
+    tower = found["tower"]
     active = "" if found["active"] == found["parameters"] else f", {found['active'] / 1e9:.2f} of them for each token"
+    if tower:
+        learned = "" if tower["trained"] else ", not trained"
+        active += (
+            f"; its vision tower has {tower['parameters'] / 1e9:.2f}{learned}, and a prompt {tower['image_tokens']} tokens of pictures"
+        )
     shape = f" (shape {found['shape']})" if found["shape"].startswith("as published") else ""
     rows = (
         "\nrows: each sequence has its own, as in a packed one it would see others; padding, which the metric packing shows, comes on top"

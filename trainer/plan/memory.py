@@ -15,6 +15,8 @@ from trainer.configs.ppo import PpoConfig
 from trainer.configs.preferences import RmConfig
 from trainer.configs.sections import Config
 from trainer.errors import ConfigError
+from trainer.plan import towers
+from trainer.plan.towers import Tower
 
 GIB = 2**30
 PROCESS = 1 * GIB  # CUDA context, NCCL, workspaces, fragments: of each process on a GPU
@@ -54,6 +56,7 @@ class Shape:
     experts: int = 0  # parameters of experts, which alone may be spread (trainer.expert_parallel)
     chosen: int = 0  # experts that a token goes through
     routed: int = 0  # bytes by which a token's record says which experts it took (rollout.router_replay); 0 without experts
+    tower: Tower | None = None  # by which it sees; its parameters are among the above, but no text goes through it
     alone: bool = False  # each sequence has a row of its own (trainer/ranks/packed.py)
     teacher: Shape | None = None  # of the model that it learns from
     critic: Shape | None = None  # where it is of another model than the policy
@@ -85,8 +88,12 @@ class Shape:
         cached = round(fmean(layer.cached for layer in layers))
         numbers = {"queries": queries, "cached": cached if cached < pairs else None, "key_values": pairs, "vocabulary": own.vocab_size}
         alone = lm._is_stateful or recurrent(own) or own.model_type in SEE_OTHERS
+        tower = Tower.of(lm)
+        active -= tower.parameters if tower else 0
         numbers |= {"linear": linear, "experts": experts, "chosen": chosen if experts and chosen else 0, "routed": routed}
-        return cls(count, own.num_hidden_layers, own.hidden_size, inner, heads, **numbers, active=active, frozen=frozen, alone=alone)
+        return cls(
+            count, own.num_hidden_layers, own.hidden_size, inner, heads, **numbers, active=active, frozen=frozen, tower=tower, alone=alone
+        )
 
 
 def recurrent(config: Any) -> bool:
@@ -191,13 +198,18 @@ def activations(config: Config, shape: Shape, *, learning: bool = True, head: bo
     tokens, size = config.trainer.micro_batch_tokens // config.trainer.sequence_parallel, size_of(config)
     layer = tokens * layer_activations(config, shape)
     logits = _logits(tokens, shape, size) if head else 0
+    checkpointing = config.model.gradient_checkpointing
+    seen = 0.0
+    if shape.tower:
+        shown = config.trainer.micro_batch_tokens * min(1.0, shape.tower.shown / longest(config))
+        seen = towers.activations(shape.tower, shown, size, learning=learning, checkpointing=checkpointing)
     if not learning:
-        return layer + logits
-    if not config.model.gradient_checkpointing:
-        return shape.layers * layer + tokens * _norm(size) * shape.hidden + logits
+        return max(layer + logits, seen)
+    if not checkpointing:
+        return seen + shape.layers * layer + tokens * _norm(size) * shape.hidden + logits
     inputs = (shape.layers + 1) * tokens * shape.hidden * size
     gradient = tokens * size * (shape.intermediate + shape.hidden)  # of what is being recomputed
-    return inputs + max(layer + gradient, logits)
+    return inputs + max(layer + gradient, logits) + seen
 
 
 def _logits(tokens: int, shape: Shape, size: int) -> float:

@@ -46,8 +46,19 @@ _LLAMA_3_1 = {"8B": _llama(4096, 14336, 32, 32, 8), "70B": _llama(8192, 28672, 8
 _EXPERTS: dict[str, Any] = {"num_local_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
 _QWEN_3_30B = _config("qwen3_moe", 2048, 6144, 48, 32, 4, 151_936, head_dim=128, **_EXPERTS)
 _GPT_OSS_20B = _config("gpt_oss", 2880, 2880, 24, 64, 8, 201_088, head_dim=64, num_local_experts=32, num_experts_per_tok=4)
+_TOWER_2_5 = {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "patch_size": 14, "spatial_merge_size": 2}
+_QWEN_2_5_VL = {
+    size: {
+        "model_type": "qwen2_5_vl",
+        "text_config": {key: value for key, value in _QWEN_2_5[size].items() if key not in ("model_type", "tie_word_embeddings")},
+        "vision_config": {**_TOWER_2_5, "out_hidden_size": _QWEN_2_5[size]["hidden_size"]},
+        "tie_word_embeddings": _QWEN_2_5[size]["tie_word_embeddings"],
+    }
+    for size in ("3B", "7B")
+}
 SHAPES: dict[str, dict[str, Any]] = {
     **{f"Qwen/Qwen2.5-{size}{tuned}": shape for size, shape in _QWEN_2_5.items() for tuned in ("", "-Instruct")},
+    **{f"Qwen/Qwen2.5-VL-{size}-Instruct": shape for size, shape in _QWEN_2_5_VL.items()},
     **{f"meta-llama/Llama-3.1-{size}{tuned}": shape for size, shape in _LLAMA_3_1.items() for tuned in ("", "-Instruct")},
     "Qwen/Qwen3-8B": _config("qwen3", 4096, 12288, 36, 32, 8, 151_936, head_dim=128),
     "Qwen/Qwen3-8B-Base": _config("qwen3", 4096, 12288, 36, 32, 8, 151_936, head_dim=128),

@@ -15,7 +15,7 @@ from trainer.cluster import placement
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.preferences import PreferencesConfig
 from trainer.configs.sections import Config
-from trainer.plan import memory
+from trainer.plan import memory, towers
 from trainer.plan.gpus import Gpu
 from trainer.plan.memory import Shape
 
@@ -108,6 +108,14 @@ def flops_forward(shape: Shape, length: float) -> float:
     return 2 * shape.active + 2 * shape.layers * shape.queries * length
 
 
+def looking(shape: Shape, tokens: float, length: float, *, passes: int = 1) -> float:
+    """FLOPs of the tower for pictures of sequences of that length; of a frozen one there is no backward pass."""
+    tower = shape.tower
+    if tower is None:
+        return 0.0
+    return (passes if tower.trained else 1) * towers.flops(tower, tower.shown) * tower.shown * tokens / length
+
+
 def training(config: Config, shape: Shape, cluster: Cluster, tokens: float, length: float, ranks: int) -> float:
     """Backward is twice forward; checkpointing computes forward once more (https://arxiv.org/abs/2205.05198, section 5).
 
@@ -115,10 +123,12 @@ def training(config: Config, shape: Shape, cluster: Cluster, tokens: float, leng
     """
     passes = 4 if config.model.gradient_checkpointing else 3
     epochs = config.algorithm.epochs if isinstance(config, PpoConfig) else 1
-    work = passes * sum(flops_forward(each, length) for each in memory.learners(config, shape))
+    learners = memory.learners(config, shape)
+    work = passes * sum(flops_forward(each, length) for each in learners)
     if shape.teacher:
         work += flops_forward(shape.teacher, length)
-    return work * tokens * epochs / (ranks * cluster.gpu.flops * TRAINING)
+    seen = sum(looking(each, tokens, length, passes=passes) for each in learners)
+    return (work * tokens + seen) * epochs / (ranks * cluster.gpu.flops * TRAINING)
 
 
 def communication(config: Config, shape: Shape, cluster: Cluster, tokens: float, ranks: int) -> float:
@@ -151,7 +161,9 @@ def communication(config: Config, shape: Shape, cluster: Cluster, tokens: float,
 def scoring(config: PpoConfig, shape: Shape, cluster: Cluster, tokens: float, length: float, ranks: int) -> float:
     """A pass of policy, critic and reference each."""
     models = [*memory.learners(config, shape), *([found] if (found := memory.reference(config, shape)) else [])]
-    return sum(flops_forward(each, length) for each in models) * tokens / (ranks * cluster.gpu.flops * FORWARD)
+    return sum(flops_forward(each, length) * tokens + looking(each, tokens, length) for each in models) / (
+        ranks * cluster.gpu.flops * FORWARD
+    )
 
 
 def generation(config: PpoConfig, shape: Shape, cluster: Cluster, lengths: Lengths, count: int) -> tuple[float, str]:
@@ -162,7 +174,8 @@ def generation(config: PpoConfig, shape: Shape, cluster: Cluster, lengths: Lengt
     room = rollout.gpu_memory * gpu.memory * split - shape.parameters * memory.size_of(config) - memory.PROCESS * split
     fits = max(1, int(room / (memory.cache_per_token(config, shape) * lengths.whole)))
     running = min(each, rollout.max_sequences, fits)
-    prompts = flops_forward(shape, lengths.prompt) * lengths.prompt * each / config.algorithm.group_size  # prefix caching: once a group
+    groups = each / config.algorithm.group_size  # prefix caching: once a group
+    prompts = flops_forward(shape, lengths.prompt) * lengths.prompt * groups + looking(shape, groups, 1)
     filled = prompts / (split * gpu.flops * FORWARD)
     decode, bound = decode_step(config, shape, gpu, running, lengths.prompt + lengths.answer / 2)
     rounds = each / running

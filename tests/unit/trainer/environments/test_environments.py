@@ -314,7 +314,11 @@ def test_an_episode_of_which_nothing_is_left_is_an_empty_one():
 @pytest.mark.parametrize(
     ("spec", "args", "said"),
     [
-        ("gues", {}, "environment.function: no 'gues'; known are guess, peek, calculator, search, shell, task, tools, agent, verifiers, or "),
+        (
+            "gues",
+            {},
+            "environment.function: no 'gues'; known are guess, peek, calculator, search, shell, task, tools, agent, verifiers, or ",
+        ),
         ("gues", {}, "or package.module:function; did you mean 'guess'?"),
         ("support.environments:plain", {}, "support.environments:plain is not an async function; write async def rollout(policy, row)"),
         ("support.environments:nobody", {}, "support.environments has no 'nobody'"),

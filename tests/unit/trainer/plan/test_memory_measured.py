@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from support.families import exported
+from support.sighted import sighted
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from trainer import models
+from trainer.chat.pictures import Limits, picture
+from trainer.chat.processor import processor_of
 from trainer.cluster.actors import free_port
 from trainer.configs.sft import SftConfig
 from trainer.data.packing import Sequence, pack
@@ -155,3 +160,35 @@ def test_who_loads_a_mixture_has_a_copy_of_its_experts_and_the_rest_where_the_fi
     files = [tuple(int(end, 16) for end in line[0].split("-")) for line in maps if line[-1].endswith(".safetensors")]
     copied = [p.nbytes for p in lm.parameters() if not any(begin <= p.data_ptr() < end for begin, end in files)]
     assert files and sum(copied) == memory.loading(settings, memory.Shape.of(lm), 1) > 0
+
+
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["all kept", "checkpointing"])
+def test_a_tower_s_activations_are_of_the_size_that_torch_allocates(kind, checkpointing, tmp_path):
+    """Within a third: rotations in float32 and windows of patches differ by family."""
+    model = {"path": str(sighted(kind, tmp_path)), "dtype": "bfloat16", "attention": "sdpa", "gradient_checkpointing": checkpointing}
+    source = models.ModelConfig.model_validate(model)
+    lm, tokenizer = models.load_lm(source, 0, CPU, train=True), models.load_tokenizer(source)
+    sight, processor = models.sight(lm, tokenizer), processor_of(tokenizer)
+    assert sight and processor
+    sequences = []
+    for i in range(8):
+        shown = picture(Image.effect_noise((128, 128), 50 + i).convert("RGB"), "noise", Limits())
+        ids: Any = tokenizer(processor.expanded(processor.mark, [shown]))["input_ids"]
+        sequences.append(Sequence(ids, [6] * 4, pictures=(shown,)))
+    longest = len(sequences[0].prompt_ids) + 4
+    data = {"path": "rows.jsonl", "max_prompt_tokens": longest // 2}
+    trainer = {"micro_batch_tokens": longest * len(sequences)}
+    settings = SftConfig.model_validate({"model": model, "data": data, "trainer": trainer, "placement": {"gpus_per_rank": 0}})
+    [batch] = pack(sequences, longest * len(sequences), pad_id=0)
+    sight.look(batch)
+    shape = memory.Shape.of(lm)
+    assert shape.tower
+    shape = replace(shape, tower=replace(shape.tower, shown=sequences[0].prompt_ids.count(sight.image)))
+    policy, before = heads.PolicyModel(lm), 0
+    with Peak() as bytes_:
+        for _ in range(2):
+            gc.collect()
+            before = bytes_.most = bytes_.now
+            policy(batch)[0].mean().backward()
+    assert memory.activations(settings, shape) == pytest.approx(bytes_.most - before, rel=1 / 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -329,3 +330,51 @@ def test_the_plan_says_what_copies_of_experts_take_of_a_node_while_they_are_read
     dense = command.on_cluster(settings(Path("x"), placement={"gpus_per_rank": 1}), SHAPE, H100, Lengths(8, 5), 8, None)
     dense["errors"], dense["shape"] = [], ""
     assert "loading" not in command._words(dense)
+
+
+SEES = {
+    "model": {"path": "Qwen/Qwen2.5-VL-7B-Instruct"},
+    "trainer": {"zero_stage": 3},
+    "data": {"path": "rows.jsonl", "max_prompt_tokens": 2000},
+}
+
+
+def seen(tmp_path: Path, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(SEES))
+    assert command.main([str(tmp_path / "run.yaml"), "--gpu", "H200", "--json", *words]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_tower_is_counted_and_its_tokens_are_those_of_a_picture(tmp_path, capsys):
+    """8.29 billion parameters, as published; a token is of 28 x 28 pixels."""
+    found = seen(tmp_path, capsys, "data.max_pixels=784000")
+    assert found["parameters"] / 1e9 == pytest.approx(8.29, abs=0.01)
+    assert found["tower"] == {"parameters": pytest.approx(676e6, rel=0.01), "image_tokens": 1000, "trained": True}
+    assert found["active"] == found["parameters"] - found["tower"]["parameters"]
+    assert found["lengths"]["prompt"] == 1500, "1,000 of a picture, and half of the rest"
+
+
+def test_more_pictures_take_more_memory_and_time_and_a_frozen_tower_less(tmp_path, capsys):
+    def of(*words: str) -> tuple[float, float]:
+        found = seen(tmp_path, capsys, "--prompt-tokens", "1800", *words)
+        return found["memory"][0]["parts"]["activations"], found["seconds"]["training"]
+
+    few, many = of("--image-tokens", "100"), of("--image-tokens", "1500")
+    frozen = of("--image-tokens", "1500", "model.freeze=[visual]")
+    assert few[0] < many[0] and few[1] < many[1]
+    assert frozen[0] < many[0] and frozen[1] < many[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--image-tokens", "2001"], "--image-tokens 2001: prompts have 2000 tokens at most"),
+        (["--image-tokens", "500", "--prompt-tokens", "400"], "--prompt-tokens 400: its pictures have 500"),
+        (["--image-tokens", "0"], "'0' is not an integer >= 1"),
+        (["model.path=Qwen/Qwen2.5-7B-Instruct", "--image-tokens", "5"], "--image-tokens 5: the model reads text only"),
+    ],
+)
+def test_mistakes_about_pictures_are_one_clear_error(tmp_path, words, error):
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(SEES))
+    with pytest.raises(ConfigError, match=re.escape(error)):
+        command.main([str(tmp_path / "run.yaml"), "--gpu", "H200", *words])
