@@ -333,7 +333,7 @@ def test_the_plan_says_what_copies_of_experts_take_of_a_node_while_they_are_read
 
 
 SEES = {
-    "model": {"path": "Qwen/Qwen2.5-VL-7B-Instruct"},
+    "model": {"path": "Qwen/Qwen2.5-VL-7B-Instruct", "gradient_checkpointing": True},
     "trainer": {"zero_stage": 3},
     "data": {"path": "rows.jsonl", "max_prompt_tokens": 2000},
 }
