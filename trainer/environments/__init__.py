@@ -22,6 +22,7 @@ from trainer.environments.agent import agent
 from trainer.environments.calculator import calculator
 from trainer.environments.guess import guess
 from trainer.environments.peek import peek
+from trainer.environments.screen import screen
 from trainer.environments.search import search
 from trainer.environments.shell import shell
 from trainer.environments.task import task
@@ -39,6 +40,7 @@ ENVIRONMENTS: dict[str, Rollout] = {
     "peek": peek,
     "calculator": calculator,
     "search": search,
+    "screen": screen,
     "shell": shell,
     "task": task,
     "tools": tools,
