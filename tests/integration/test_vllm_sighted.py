@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from support.playing import episodes_of, played, shown
+from support.seeing import loaded, said
 from support.sighted import sighted
 
 pytest.importorskip("vllm", reason="vLLM is not installed (make install)")
@@ -24,14 +26,15 @@ from trainer.episodes import Prompt
 from trainer.errors import ConfigError
 from trainer.models import vision
 from trainer.models.heads import PolicyModel
+from trainer.online.roles import Rollout
 from trainer.rollout import Sampling, sample
 from trainer.rollout.vllm import SIGHTED, VllmEngine
 
 
-def started(path: Path) -> VllmEngine:
+def started(path: Path, max_images: int = 2) -> VllmEngine:
     settings: dict[str, Any] = {
         "model": {"path": str(path), "dtype": "float32"},
-        "data": {"path": "a:b", "max_prompt_tokens": 64, "max_images": 2},
+        "data": {"path": "a:b", "max_prompt_tokens": 64 if max_images == 2 else 200, "max_images": max_images},
         "reward": {"function": "exact"},
         "rollout": {"engine": "vllm", "max_new_tokens": 12, "max_sequences": 16},
         "placement": {"gpus_per_rank": 0, "processes": "one"},
@@ -82,3 +85,18 @@ def test_vllm_samples_from_what_the_policy_says(tmp_path, kind):
 def test_a_family_that_vllm_computes_otherwise_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="qwen3_vl: of models that see vLLM computes qwen2_vl"):
         started(sighted("qwen3_vl", tmp_path / "model"))
+
+
+@pytest.mark.parametrize("kind", SIGHTED)
+def test_pictures_after_any_turn_are_read_as_the_policy_reads_them(tmp_path, kind):
+    """What vLLM expands in the midst of a conversation has the tokens, positions and log-probabilities of the ranks."""
+    path = sighted(kind, tmp_path / "model")
+    engine = started(path, max_images=4)
+    asked = [Prompt(i, engine.tokenizer("more=")["input_ids"], {"number": i}) for i in range(3)]  # type: ignore[arg-type]
+    episodes = episodes_of(played(engine, shown, asked))
+    assert [len(each.pictures) for each in episodes] == [3] * 3
+    rollout = Rollout.of(episodes)
+    policy, sight, _ = loaded(path)
+    learned = rollout.flat.mask_N.bool()
+    out_N = said(policy, sight, rollout.sequences, {"budget": 4000, "one_row": True})
+    assert out_N[learned].tolist() == pytest.approx(rollout.flat.rollout_N[learned].tolist(), abs=1e-4)

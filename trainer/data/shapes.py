@@ -52,7 +52,7 @@ def peeks(rows: int = 1000, seed: int = 0, seen: int = 4) -> Iterator[dict[str, 
     """The same as answers to learn from: pictures up to some place, and what to do there, "m" or "t"."""
     for row in colours(rows, seed, seen):
         rng = random.Random(row["seed"])
-        shown = [drawn([colour], rng) for colour in row["colours"][: rng.randrange(row["answer"] + 1) + 1]]
+        shown = [drawn([colour] * 9, rng) for colour in row["colours"][: rng.randrange(row["answer"] + 1) + 1]]
         answer = "t" if len(shown) == row["answer"] + 1 else "m"
         yield {"prompt": row["prompt"] + "m".join(["<image>"] * len(shown)), "answer": answer, "images": shown}
 

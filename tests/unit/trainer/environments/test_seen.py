@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.playing import episodes_of, played, shown
 from support.seeing import loaded, plain, said, seen
 from support.sighted import QUICK, sighted
 
 from trainer.chat.processor import processor_of
 from trainer.configs.ppo import PpoConfig
-from trainer.environments.policy import Limits, Policy
-from trainer.environments.pool import _episodes
-from trainer.environments.runner import Ended, Job, Runner
 from trainer.episodes import Episode, Prompt
 from trainer.models import vision
 from trainer.online.roles import Rollout
-from trainer.rewards.terms import Reward
-from trainer.rollout import Sampling
 from trainer.rollout.hf import HfEngine
 
 every_family = pytest.mark.parametrize("kind", QUICK)
@@ -49,46 +43,12 @@ def engine_of(folder: Path) -> HfEngine:
     return HfEngine(PpoConfig.model_validate(settings), str(folder), 0)
 
 
-def played(engine: HfEngine, rollout: Callable[..., Awaitable[Any]], prompts: list[Prompt], **more: Any) -> list[tuple[Prompt, Ended]]:
-    """An episode for each prompt, in rounds."""
-    reward = Reward("rollout", rollout, batched=False, awaited=True, weights={})
-    runner = Runner(reward, engine.tokenizer, Limits(9, 4, 400, 60), **more)
-    runner.begin([Job((i, 0), prompt, 0) for i, prompt in enumerate(prompts)])
-    found: list[Ended] = []
-    while True:
-        asked, ended = runner.advance(whole=True)
-        found += ended
-        if not asked:
-            return [(prompts[each.key[0]], each) for each in sorted(found, key=lambda each: each.key)]
-
-        async def answers(asked: Any = asked) -> list[Any]:
-            return await asyncio.gather(*(engine.generate(each.request.token_ids, each.sampled(Sampling(4))) for each in asked))
-
-        turns = asyncio.run(answers())
-        runner.answer({each.name: turn for each, [turn] in zip(asked, turns, strict=True)})
-
-
-def episodes_of(found: list[tuple[Prompt, Ended]]) -> list[Episode]:
-    for _, ended in found:
-        assert ended.mistake is None, ended.mistake
-    return [episode for prompt, ended in found for episode in _episodes(prompt, ended)]
-
-
 def prompts(engine: HfEngine) -> list[Prompt]:
     """With a picture, and without one."""
     processor = processor_of(engine.tokenizer)
     assert processor
     texts = [(processor.expanded(f"{processor.mark}count=", [seen(1)]), (seen(1),)), ("more=", ())]
     return [Prompt(i, engine.tokenizer(text)["input_ids"], {"number": i}, shown) for i, (text, shown) in enumerate(texts)]  # type: ignore[arg-type]
-
-
-async def shown(policy: Policy, row: dict[str, Any]) -> float:
-    """A picture after each turn, of other sizes than the one before; two at once after the second."""
-    await policy.generate()
-    await policy.generate(observation=["\n", seen(10 + row["number"], (64, 32)).image(), "count="])
-    parts = [{"type": "image", "image": seen(20).image()}, {"type": "text", "text": " "}, {"type": "image", "image": seen(21).encoded()}]
-    await policy.generate(observation=parts)
-    return 1.0
 
 
 @every_family
