@@ -87,7 +87,7 @@ def test_a_family_that_vllm_computes_otherwise_is_refused(tmp_path):
         started(sighted("qwen3_vl", tmp_path / "model"))
 
 
-@pytest.mark.parametrize("kind", SIGHTED)
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", *(pytest.param(kind, marks=pytest.mark.wide) for kind in SIGHTED if kind != "qwen2_5_vl")])
 def test_pictures_after_any_turn_are_read_as_the_policy_reads_them(tmp_path, kind):
     """What vLLM expands in the midst of a conversation has the tokens, positions and log-probabilities of the ranks."""
     path = sighted(kind, tmp_path / "model")

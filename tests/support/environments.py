@@ -130,3 +130,12 @@ async def guess_by_api(policy: Policy, row: dict[str, Any]) -> float:
                 return 0.0
             messages += [answer.choices[0].message, {"role": "user", "content": f"{int(row['answer']) - int(text):+d}"}]
     return 0.0
+
+
+async def shots(policy: Policy, row: dict[str, Any]) -> float:
+    """An answer, a picture that the episode draws, another answer: worth the share of letters that are the first one's."""
+    from trainer.data.shapes import drawn
+
+    first = await policy.generate(max_tokens=2)
+    second = await policy.generate(observation=[drawn(["r", "g", "b"], policy.random), "="], max_tokens=3)
+    return float(second.text.count(row["answer"]) + first.text.count(row["answer"])) / 5
