@@ -14,6 +14,8 @@ from typing import Any
 from cluster_tasks import environment, software
 from cluster_tasks.environment import CHECKPOINTS
 from cluster_tasks.node.identity import token_variable
+from cluster_tasks.node.sandbox_pool import NAME as POOLS
+from cluster_tasks.node.sandbox_pool import PORT as SANDBOX_PORT
 from cluster_tasks.node.settings import DASHBOARD_PORT, STOP_SECONDS
 from cluster_tasks.price import hourly
 from stacks.places import place_of
@@ -26,6 +28,7 @@ from stacks.site import Site, present
 NODE_AGENT = Path(__file__).with_name("node")  # published beside the task file, which names it under `files`
 APART = "trainer/page"  # of the trainer, that comes by itself
 PAGE = Path(__file__).parents[1] / "trainer/page"  # which the head serves; copied, as the trainer comes with jobs alone
+SANDBOXES = Path(__file__).parents[1] / "trainer/environments/sandboxes/host"  # which pools run; copied for the same reason
 PAGE_FILES = ("*.py", "*.html", "*.js", "*.css", "*.txt")
 RETRIED = ["no-capacity", "interruption", "error"]  # a lost node is an error first; then its place is missing until it is back
 RETRY = "1h"  # after a failure; dstack waits 15 s, 30 s, 1, 2, 5, then 10 minutes between attempts
@@ -196,10 +199,11 @@ def stop_seconds(stack: Stack) -> int:
 
 
 def node_agent() -> dict[str, str]:
-    """The texts of the node agent's modules, of what runs before it, and of the page of runs, by their paths in build/<stack>/."""
+    """The texts of the node agent's modules, of what runs before it, of the page of runs and of pools, by their paths in build/<stack>."""
     files = {str(file.relative_to(NODE_AGENT.parent)): file for kind in ("*.py", "*.sh") for file in sorted(NODE_AGENT.rglob(kind))}
     page = {f"{NODE_AGENT.name}/page/{file.relative_to(PAGE)}": file for kind in PAGE_FILES for file in sorted(PAGE.rglob(kind))}
-    return {path: file.read_text(encoding="utf-8") for path, file in (files | page).items()}
+    pools = {f"{NODE_AGENT.name}/{POOLS}/{file.name}": file for file in sorted(SANDBOXES.glob("*.py"))}
+    return {path: file.read_text(encoding="utf-8") for path, file in (files | page | pools).items()}
 
 
 def demo_job(on_gpus: bool) -> str:
@@ -221,6 +225,10 @@ def flags(stack: Stack, fleet: Fleet) -> list[str]:
         flags += ["--on-node-loss", stack.task.on_node_loss]
     if stack.task.services:
         flags += ["--services", json.dumps(services(stack))]
+    if pools := sandboxes(stack):
+        flags += ["--sandboxes", json.dumps(pools)]
+    if stack.task.sandbox_port != SANDBOX_PORT:
+        flags += ["--sandbox-port", str(stack.task.sandbox_port)]
     if stack.queue != type(stack.queue)():
         flags += ["--queue", json.dumps(stack.queue.told)]
     if stack.monitoring.enabled:
@@ -259,6 +267,17 @@ def services(stack: Stack) -> dict[str, Any]:
     fleets = [(fleet.name, fleet.nodes) for fleet in stack.cluster_fleets()]
     made = {name: service.model_dump(exclude={"on"}, exclude_none=True) for name, service in stack.task.services.items()}
     return {name: of | {"ranks": stack.task.services[name].ranks(fleets)} for name, of in made.items()}
+
+
+def sandboxes(stack: Stack) -> list[dict[str, Any]]:
+    """The pools that nodes keep: cluster_tasks/node/sandbox_pool.py."""
+    fleets = stack.cluster_fleets()
+    ranks = [fleet.name for fleet in fleets for _ in range(fleet.nodes)]
+    return [
+        {"ranks": [rank for rank, name in enumerate(ranks) if name == fleet.name]} | fleet.sandboxes.told
+        for fleet in fleets
+        if fleet.sandboxes
+    ]
 
 
 def _environment(stack: Stack, fleets: list[Fleet]) -> list[str]:

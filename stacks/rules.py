@@ -13,19 +13,20 @@ from stacks.places.place import Cloud, Place
 from stacks.schema import Fleet, Stack
 from stacks.settings.dstack import LOOPBACK
 from stacks.settings.fields import TAG_KEY, Model, gigabytes, known, setting_error
-from stacks.settings.service import EVERY, HEAD
+from stacks.settings.service import EVERY, HEAD, OWN_PORTS, taken
 
 DISK = (100, 64 * 1024)  # GB: room for an image with CUDA and its containers; the largest volume of either cloud
 NAME = 24  # characters of a stack's name on a cloud: its resources are named after it, buckets and roles with up to 64 in all
 RUN = 41  # characters of the name of a dstack run
 SERVICE = re.compile(r"[a-z][a-z0-9-]{0,40}")
+POOLS = "sandboxes"  # cluster_tasks/node/sandbox_pool.py
 OWN_TAGS = ("environment", "project", "stack")
 
 
 def between_settings(stack: Stack) -> Iterator[PydanticCustomError]:
     """Errors in settings against one another, and against the place. Where a setting could not be read, those that do not depend on it."""
     place = place_of(stack)
-    for rule in (_foreign, _names, _cluster, _elastic, _services, _head_ports, _dstack, _control, _checkpoints):
+    for rule in (_foreign, _names, _cluster, _elastic, _services, _sandboxes, _head_ports, _dstack, _control, _checkpoints):
         yield from known(rule(stack, place))
     if place.cloud:
         for of_cloud in (_resources, _region, _volume, _mounts, _access, _monitoring):
@@ -184,6 +185,31 @@ def _services(stack: Stack, place: Place) -> Iterator[PydanticCustomError]:
         for other, earlier in known[:index]:
             if service.port and service.port == earlier.port and {*service.ranks(fleets)} & {*earlier.ranks(fleets)}:
                 yield setting_error(f"{service.port} is the port of {other} on the same node", "task", "services", name, "port")
+
+
+def _sandboxes(stack: Stack, place: Place) -> Iterator[PydanticCustomError]:
+    """Pools are services of the cluster's nodes, with a name and a port of their own."""
+    for index, fleet in enumerate(stack.fleets):
+        if fleet.sandboxes and fleet.elastic:
+            yield setting_error("is for role: cluster; nodes of role: rollout come and go", "fleets", index, "sandboxes")
+    if not {*stack.task.fleets} <= {fleet.name for fleet in stack.fleets}:
+        return  # `_cluster` says so
+    cluster = stack.cluster_fleets()
+    for index, fleet in enumerate(stack.fleets):
+        if fleet.sandboxes and not fleet.elastic and fleet.name not in [each.name for each in cluster]:
+            yield setting_error(f"is for nodes of the cluster, and {fleet.name} is not in task.fleets", "fleets", index, "sandboxes")
+    if not any(fleet.sandboxes for fleet in cluster):
+        return
+    if POOLS in stack.task.services:
+        yield setting_error("is the name of the service of fleets[].sandboxes; choose another", "task", "services", POOLS)
+    port, fleets = stack.task.sandbox_port, [(fleet.name, fleet.nodes) for fleet in cluster]
+    nodes = [fleet.sandboxes for fleet in cluster for _ in range(fleet.nodes)]
+    held = {rank for rank, pool in enumerate(nodes) if pool}
+    if taken(port):
+        yield setting_error(f"{port} {OWN_PORTS}, such as 8266", "task", "sandbox_port")
+    for name, service in stack.task.services.items():
+        if service.port == port and held & {*service.ranks(fleets)}:
+            yield setting_error(f"{port} is the port of the pools on the same node (task.sandbox_port)", "task", "services", name, "port")
 
 
 def _head_ports(stack: Stack, place: Place) -> Iterator[PydanticCustomError]:

@@ -53,6 +53,7 @@ from stacks.settings.fields import (
 )
 from stacks.settings.job_queue import Queue
 from stacks.settings.monitoring import Monitoring
+from stacks.settings.sandboxes import Sandboxes
 from stacks.settings.service import Service
 from stacks.settings.slurm import Nodes, Slurm
 from stacks.settings.task import Image, variable_errors
@@ -191,6 +192,7 @@ class Fleet(Model):
     disk: Sizes | None = Field(default=None, description="Disk per node, such as 200GB..")
     gpu: Gpu | None = None
     resources: dict[str, Quantity] = Field(default_factory=dict, description='Custom Ray resources of each node, such as {"v100": 8}.')
+    sandboxes: Sandboxes | None = Field(default=None, description="Pool of sandboxes on each node, for environments of jobs.")
     ssh: Ssh | None = None
     slurm: Nodes | None = Field(default=None, description="Settings that differ from flotilla:slurm for this fleet's nodes.")
     fabric: Fabric | None = Field(default=None, description="Network between the GPUs of your own machines: infiniband, roce, ...")
@@ -314,6 +316,7 @@ class Task(Image):
         default=(), description="Fleets whose nodes form the cluster, the head's first. Default: the first fleet."
     )
     services: dict[str, Service] = Field(default_factory=dict, description="Services that run next to Ray for jobs, by name.")
+    sandbox_port: Port = Field(default=8266, description="Port of the pools of fleets[].sandboxes, on the nodes that have one.")
     job: Job | None = Field(default=None, description="A single job on its own cluster.")
 
     def own_errors(self) -> Iterator[PydanticCustomError]:

@@ -98,7 +98,7 @@ def up(file: Path, port: str | None = None, timeout: float = SECONDS, hold: bool
         found, note = dashboard_port(task, port)
         if note:
             console.print(note, markup=False)
-        ports = Ports(dashboard=found, gcs=free_port())
+        ports = Ports(dashboard=found, gcs=free_port(), sandboxes=free_port())
         place_files(task, root)
         make_ray_folder(root)
         plan = make_plan(task, root, ports, os.environ)

@@ -21,6 +21,7 @@ from cluster_tasks.local.supervisor import NodeProcess, Plan
 from cluster_tasks.node.identity import token_variable
 from cluster_tasks.node.own_folder import short_base
 from cluster_tasks.node.ports import port_is_free
+from cluster_tasks.node.sandbox_pool import PORT as SANDBOX_PORT
 from cluster_tasks.node.settings import DASHBOARD_PORT, STOP_SECONDS
 from stacks.dstack_api import ConfigurationError, EnvSentinel, TaskConfiguration, parse_apply_configuration
 from stacks.errors import UserError
@@ -53,6 +54,7 @@ def read_task(path: Path) -> TaskConfiguration:
 class Ports:
     dashboard: int
     gcs: int
+    sandboxes: int = SANDBOX_PORT  # of all nodes, each with an address of its own
 
 
 def named_port(task: TaskConfiguration) -> int:
@@ -147,7 +149,7 @@ def make_plan(task: TaskConfiguration, root: Path, ports: Ports, shell: Mapping[
     nodes, groups = [], [group for group in task.node_groups for _ in range(group.nodes)]
     for rank, group in enumerate(groups):
         flags = {"--port": ports.gcs, "--dashboard-port": ports.dashboard, "--temp-dir": ray_folder(root) / str(rank)}
-        flags["--object-store-mb"] = OBJECT_STORE_MB
+        flags |= {"--object-store-mb": OBJECT_STORE_MB, "--sandbox-port": ports.sandboxes}
         own = {
             "DSTACK_NODE_RANK": str(rank),
             "DSTACK_GPUS_PER_NODE": str(gpus[rank]),

@@ -27,6 +27,7 @@ In the order in which they are best read:
     watch, job                 what the head looks after: its nodes, its job
     own_folder                 where Ray and the services write
     service, services          commands that run beside Ray, for jobs
+    sandbox_pool, -_status     pools of sandboxes as such services, on the program sandboxes/ beside these modules
     monitoring/                Prometheus and Grafana as such services, their files, and what posts alerts to a webhook
     health, preemption         full disks and short memory; a spot machine's notice
     ray, dashboard             Ray on this node; what Ray says of the cluster

@@ -17,6 +17,7 @@ class Service:
     port: int | None = None
     health: str | None = None  # path that is answered with 200 to 299 once it is ready; else the port alone is asked
     timeout: int = 600  # seconds until it has to be ready
+    setting: str = ""  # of its port, where that is another than task.services has
 
     def on(self, rank: int) -> bool:
         return self.ranks is None or rank in self.ranks

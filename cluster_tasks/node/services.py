@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import queue_service, run_page
+from . import queue_service, run_page, sandbox_status
 from .errors import NOT_READY, Failure
 from .monitoring.programs import services as of_monitoring
 from .ports import port_answers
@@ -157,7 +157,7 @@ class Services:
             port, deadline = each.service.port, time.monotonic() + FREED_SECONDS
             while port and port_answers(self._address, port):
                 if time.monotonic() > deadline:
-                    key = f"flotilla:task.services.{each.service.name}.port"
+                    key = each.service.setting or f"flotilla:task.services.{each.service.name}.port"
                     raise Failure(2, f"{key}: {port} is in use on this node, {self._address}, by another program; choose another")
                 pause(0.2)
 
@@ -182,7 +182,12 @@ def services_of(settings: Settings) -> Iterator[Services]:
     place = settings.place = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=parent))  # a name that nobody can have prepared
     if settings.rank == 0:
         settings.routes.mkdir(mode=0o700)
-        own += [*of_monitoring(settings), *run_page.services(settings), *queue_service.services(settings)]
+        own += [
+            *of_monitoring(settings),
+            *run_page.services(settings),
+            *queue_service.services(settings),
+            *sandbox_status.services(settings),
+        ]
     if settings.rank == 0 and any(service.port for service in settings.services):
         settings.gate.write_text("the nodes are not complete")
     found = Services(settings, [Running(service, place / f"{service.name}.log") for service in own])

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from . import sandbox_pool
 from .dashboard import Dashboard, ray_token
 from .errors import NOT_READY, Failure
 from .lifeline import FLAG
@@ -45,6 +46,8 @@ class Settings(argparse.Namespace):
     alerts_port: int | None = None  # on the head, where alerts are posted from
     alerts_secret: Path | None = None  # file of what has to be shown there
     queue: str  # JSON of its rules, or nothing
+    sandboxes: str  # JSON of fleets, or nothing
+    sandbox_port: int
     dashboard: Dashboard  # the head's, as the head itself reaches it
     place: Path  # of what services write; services.py makes it afresh
     spill: str | None = None  # folder for objects that do not fit in memory, where it is not below Ray's
@@ -98,6 +101,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--user", help="user or user:group to become, by names or numbers; for an agent that starts as root")
     add("--services", default="", help='what runs beside Ray, by name, such as {"search": {"command": "...", "port": 8000}}')
     add("--monitoring", default="", help="what Prometheus and Grafana run with beside Ray on the head; JSON of monitoring.py")
+    add("--sandboxes", default="", help='pools of sandboxes, such as [{"ranks": [0, 1], "number": 32, "warm": 4, "memory_mb": 0}]')
+    add("--sandbox-port", type=int, default=sandbox_pool.PORT, help="of the pools, on each node that has one")
     add("--job", help="command of a Ray job")
     add("--working-dir", help="of the job; uploaded to all nodes")
     add("--runtime-env", help="file with the Ray runtime environment of the job")
@@ -124,8 +129,8 @@ def read_settings(argv: list[str], env: Mapping[str, str]) -> Settings:
         raise ValueError("--join is for a node of an elastic fleet: it needs --fleet, and takes neither --job nor --torchrun")
     if settings.join and not env.get("FLOTILLA_RUNS"):
         raise ValueError("--join needs FLOTILLA_RUNS, the folder that all nodes see, in which the head leaves its note")
-    if settings.services and settings.torchrun:
-        raise ValueError("--services needs Ray; torchrun takes the agent's place, and nobody would look after them")
+    if (settings.services or settings.sandboxes) and settings.torchrun:
+        raise ValueError("--services and --sandboxes need Ray; torchrun takes the agent's place, and nobody would look after them")
     settings.dashboard = Dashboard(f"http://127.0.0.1:{settings.dashboard_port}", ray_token(env, settings.stack))
     settings.ray_dashboard_port = free_port()
     rank, addresses, gpus = who_am_i(settings, env)
@@ -134,6 +139,7 @@ def read_settings(argv: list[str], env: Mapping[str, str]) -> Settings:
     if settings.network and ipaddress.ip_address(addresses[rank]) not in settings.network:
         raise ValueError(f"address {addresses[rank]} of rank {rank} is not in --network {settings.network}")
     settings.rank, settings.addresses = rank, addresses
+    settings.services += sandbox_pool.services(settings.sandboxes, rank, settings.sandbox_port, settings.dashboard.token)
     if addresses[rank] in of_hosts:
         settings.resources = json.dumps(resources | of_hosts[addresses[rank]])
     settings.gpus = gpus if settings.num_gpus is None else settings.num_gpus

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from .. import queue_service
+from .. import queue_service, sandbox_pool, sandbox_status
 from ..monitoring_settings import Monitoring
 from ..settings import Settings
 
@@ -48,6 +48,9 @@ def config(settings: Settings, known: Monitoring) -> dict[str, Any]:
         queue["static_configs"] = [{"targets": [f"127.0.0.1:{settings.dashboard_port}"]}]
         shown = {"authorization": {"credentials_file": str(queue_service.token_file(settings))}} if settings.dashboard.token else {}
         jobs.append(queue | shown)
+    if pools := sandbox_status.pool_addresses(settings):
+        shown = {"authorization": {"credentials_file": str(sandbox_status.token_file(settings))}}
+        jobs.append({"job_name": sandbox_pool.NAME, "static_configs": [{"targets": pools}], **shown})
     for port in known.exporters:
         targets = [f"[{address}]:{port}" if ":" in address else f"{address}:{port}" for address in settings.addresses]
         jobs.append({"job_name": f"exporter-{port}", "static_configs": [{"targets": targets}]})
@@ -83,6 +86,12 @@ def rules(known: Monitoring, started: float) -> dict[str, Any]:
             f"max by (ip) (ray_node_disk_utilization_percentage) > {known.full_disk}",
             "1m",
             'the disk of {{ $labels.ip }} is full to {{ $value | printf "%.0f" }} %',
+        ),
+        alert(
+            "NoSandboxReady",
+            f'(flotilla_sandboxes_to_keep > 0 and flotilla_sandboxes_ready == 0) or up{{job="{sandbox_pool.NAME}"}} == 0',
+            "5m",
+            "the pool {{ $labels.instance }} has had no sandbox ready for 5 minutes; the log of that node's agent names its output",
         ),
         alert("NodeSilent", 'up{job="ray"} == 0', "2m", "the metrics of {{ $labels.instance }} do not answer"),
     ]

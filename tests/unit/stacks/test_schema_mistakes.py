@@ -20,8 +20,8 @@ NEAR = {
 DEFAULTS = {"flotilla:checkpoints": {}, "flotilla:dstack": {}, "flotilla:task": {}}
 NAME = "a name of 2 to 41 characters: a-z first, then a-z, 0-9 and -"
 FLEET_KEYS = (
-    "name, role, nodes, hourly_budget, cpus, arch, memory, disk, gpu, resources, ssh, slurm, fabric, machine, provision, capacity, "
-    "placement, nics, image, max_price, regions, idle_duration"
+    "name, role, nodes, hourly_budget, cpus, arch, memory, disk, gpu, resources, sandboxes, ssh, slurm, fabric, machine, provision, "
+    "capacity, placement, nics, image, max_price, regions, idle_duration"
 )
 KEYS = (
     "cloud, region, project, environment, protect, tags, monitoring, account_defaults, network, backends, backend_order, "

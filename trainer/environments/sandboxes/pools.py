@@ -152,7 +152,7 @@ class Pools:
             except Full:
                 self.say()
             except ERRORS as error:
-                watch.why = f"{error}" or "it hung up"
+                watch.load, watch.why = None, f"{error}" or "it hung up"  # until it is heard again
                 self.say()
                 await asyncio.sleep(min(max(0.0, left), 0.2))
 

@@ -149,6 +149,10 @@ TESTED = {
                 {"series": 'ray_node_disk_utilization_percentage{ip="10.0.0.2"}', "values": "90x60"},
                 {"series": 'up{job="ray", instance="10.0.0.1:1"}', "values": "1x60"},
                 {"series": 'up{job="ray", instance="10.0.0.2:1"}', "values": "1x9 0x10 1x40"},  # gone, and back
+                {"series": 'flotilla_sandboxes_to_keep{job="sandboxes", instance="10.0.0.1:8266"}', "values": "4x60"},
+                {"series": 'flotilla_sandboxes_ready{job="sandboxes", instance="10.0.0.1:8266"}', "values": "1x9 0x3 1x9 0x40"},
+                {"series": 'flotilla_sandboxes_to_keep{job="sandboxes", instance="10.0.0.2:8266"}', "values": "0x60"},  # it is full
+                {"series": 'flotilla_sandboxes_ready{job="sandboxes", instance="10.0.0.2:8266"}', "values": "0x60"},
                 {"series": 'up{job="prometheus", instance="127.0.0.1:9090"}', "values": "0x60"},
             ],
             "alert_rule_test": [
@@ -181,6 +185,20 @@ TESTED = {
                         {
                             "exp_labels": {"severity": "warning", "ip": "10.0.0.1"},
                             "exp_annotations": {"summary": "the disk of 10.0.0.1 is full to 91 %"},
+                        }
+                    ],
+                },
+                {"eval_time": "20m", "alertname": "NoSandboxReady", "exp_alerts": []},
+                {
+                    "eval_time": "40m",
+                    "alertname": "NoSandboxReady",
+                    "exp_alerts": [
+                        {
+                            "exp_labels": {"severity": "warning", "job": "sandboxes", "instance": "10.0.0.1:8266"},
+                            "exp_annotations": {
+                                "summary": "the pool 10.0.0.1:8266 has had no sandbox ready for 5 minutes; "
+                                "the log of that node's agent names its output"
+                            },
                         }
                     ],
                 },

@@ -58,7 +58,7 @@ def test_what_is_no_map_of_services_is_refused(text: str) -> None:
 
 
 def test_torchrun_looks_after_no_services(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="--services needs Ray"):
+    with pytest.raises(ValueError, match="--services and --sandboxes need Ray"):
         read_settings(["--rank", "0", "--addresses", "127.0.0.2", "--services", '{"a": {"command": "x"}}', "--torchrun", "train.py"], {})
 
 

@@ -1,4 +1,4 @@
-"""`python3 host`, wherever the folder lies: a warden; `python3 host pool`: a pool."""
+"""`python3 host`, wherever the folder lies: a warden; `python3 host pool`: a pool; `python3 host summary`: of pools."""
 
 import sys
 from importlib import import_module
@@ -13,6 +13,6 @@ if not __package__:  # run by its path: a package of this folder alone, as what 
     sys.modules["host"] = module_from_spec(spec)
     spec.loader.exec_module(sys.modules["host"])
 name = __package__ or "host"
-if sys.argv[1:2] == ["pool"]:
-    sys.exit(import_module(f"{name}.pool").main(sys.argv[2:]))
+if sys.argv[1:2] in (["pool"], ["summary"]):
+    sys.exit(import_module(f"{name}.{sys.argv[1]}").main(sys.argv[2:]))
 sys.exit(import_module(f"{name}.warden").main())

@@ -97,12 +97,8 @@ class Keeper:
     def trim(self) -> None:
         """End warm ones that nobody asks for any more, or that stand in the way."""
         wanted = self.room.most_asked()
-        keep = max(0, self.room.to_keep())
         fitting = [each for each in self.warm if kind(each.spec) == wanted and not each.end.done()]
-        kept: list[Kept] = []
-        for each in fitting[:keep]:
-            if self.room.fits_warm(each.spec, len(kept)):
-                kept.append(each)
+        kept = fitting[: self.room.to_keep()]
         for each in self.warm:
             if each not in kept:
                 self.close(each)
@@ -115,7 +111,7 @@ class Keeper:
             self.stirred.clear()
             self.trim()
             spec = json.loads(self.room.most_asked())
-            if len(self.warm) < self.room.to_keep() and self.room.fits_warm(spec, len(self.warm)):
+            if len(self.warm) < self.room.to_keep():
                 try:
                     self.warm.append(await self.make(spec))
                     self.trouble, failures = "", 0

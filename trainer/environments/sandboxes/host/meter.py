@@ -9,6 +9,7 @@ BOUNDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)  # seconds
 NOW = {
     "room": "Sandboxes that this node may have at a time.",
     "ready": "Sandboxes that wait for an episode.",
+    "to_keep": "Sandboxes that are to be ready: warm, or less where that leaves no room.",
     "in_use": "Sandboxes of episodes, and those that are ending.",
     "waiting": "Episodes that wait for room.",
 }

@@ -79,8 +79,9 @@ class Pool:
         return {**now, "memory_mb": self.room.memory_mb, "unheld": unheld, "trouble": self.keeper.trouble}
 
     def now(self) -> dict[str, int]:
-        taken = len(self.room.taken)
-        return {"room": self.room.number, "ready": len(self.keeper.warm), "in_use": taken, "waiting": len(self.room.line)}
+        room = self.room
+        now = {"room": room.number, "ready": len(self.keeper.warm), "to_keep": room.to_keep()}
+        return now | {"in_use": len(room.taken), "waiting": len(room.line)}
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -82,11 +82,9 @@ class Room:
         self._call()
 
     def to_keep(self) -> int:
-        """How many may be kept warm now."""
-        return max(0, min(self.warm, self.number - len(self.taken)))
-
-    def fits_warm(self, spec: Mapping[str, Any], there: int) -> bool:
-        return not self.memory_mb or sum(self.taken.values()) + (there + 1) * memory(spec) <= self.memory_mb
+        """How many of the kind that is asked for most may be kept warm now."""
+        fit = (self.memory_mb - sum(self.taken.values())) // memory(json.loads(self.most_asked())) if self.memory_mb else self.warm
+        return max(0, min(self.warm, self.number - len(self.taken), fit))
 
     def most_asked(self) -> str:
         return Counter(self.asked).most_common(1)[0][0]
