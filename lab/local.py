@@ -16,7 +16,7 @@ import yaml
 
 from cluster_tasks.identity import environment
 from cluster_tasks.node.ports import free_port
-from cluster_tasks.ray import NODE_AGENT, ROLLOUT, ray_cluster, rollout_node
+from cluster_tasks.ray import NODE_AGENT, POOLS, ROLLOUT, SANDBOXES, ray_cluster, rollout_node
 from stacks.schema import Stack
 from stacks.site import Site
 
@@ -90,6 +90,7 @@ def render(folder: Path, *fleets: dict[str, Any], node_flags: str = "", **settin
     (folder / "requirements").mkdir()
     shutil.copy(ROOT / "requirements/cpu.txt", folder / "requirements")
     shutil.copytree(NODE_AGENT, root / NODE_AGENT.name)
+    shutil.copytree(SANDBOXES, root / NODE_AGENT.name / POOLS)
     for name, written in tasks.items():
         (root / name).write_text(yaml.safe_dump(written, sort_keys=False, width=1000))
     return Cluster(root / "ray-cluster.dstack.yml", port)

@@ -15,7 +15,7 @@ import yaml
 
 from cluster_tasks import build_folder
 from cluster_tasks.identity import make_token
-from cluster_tasks.ray import NODE_AGENT, PAGE
+from cluster_tasks.ray import NODE_AGENT, PAGE, SANDBOXES
 from infra import cluster_token, publish
 from stacks import load
 from stacks.dstack_api import parse_apply_configuration
@@ -60,6 +60,7 @@ def test_a_plan_has_the_files_by_their_names_and_the_complete_node_agent(name, p
     agent = {f"node/{file.relative_to(NODE_AGENT)}": file.read_text() for file in sources}
     page = [path for path in PAGE.rglob("*") if path.is_file() and path.suffix != ".pyc"]
     agent |= {f"node/page/{file.relative_to(PAGE)}": file.read_text() for file in page}
+    agent |= {f"node/sandboxes/{file.name}": file.read_text() for file in SANDBOXES.glob("*.py")}
     assert made.items() >= agent.items()
     if name in STACKS:
         assert made.keys() == publish.rendered(*built(name)).keys() | agent.keys()

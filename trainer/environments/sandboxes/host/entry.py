@@ -28,8 +28,8 @@ class Refused(Exception):
 
 def token_of(env: Mapping[str, str]) -> str:
     """The cluster's, as its processes know it. Raises ValueError where they know none."""
-    path = env.get("RAY_AUTH_TOKEN_PATH")
-    token = env.get("RAY_AUTH_TOKEN") or (Path(path).read_text().strip() if path and Path(path).is_file() else "")
+    path = Path(env.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray/auth_token")
+    token = env.get("RAY_AUTH_TOKEN") or (path.read_text().strip() if path.is_file() else "")
     if not token:
         raise ValueError("the cluster has no token, RAY_AUTH_TOKEN: sandboxes would be everybody's")
     return token

@@ -1,0 +1,99 @@
+"""Pools of sandboxes on two nodes of a real cluster: jobs use both, and go on when one is killed."""
+
+from __future__ import annotations
+
+import json
+import sys
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+from support import recorded
+
+from cluster_tasks.identity import environment
+from lab.local import PROJECT, Cluster, command, render
+from lab.waiting import wait_for
+from trainer.metrics import read
+
+pytestmark = [pytest.mark.wide, pytest.mark.skipif(sys.platform != "linux", reason="the local cluster is for Linux")]
+
+FLEET = {"name": "laptop", "nodes": 2, "cpus": 2, "sandboxes": {"number": 4, "warm": 1}}
+ASK = """
+import asyncio, collections
+from trainer.environments.sandboxes.providers import chosen
+from trainer.environments.sandboxes.spec import Spec
+
+async def main():
+    provider = await chosen("auto")
+    made = await asyncio.gather(*(provider.create(Spec(memory_mb=64, disk_mb=8)) for _ in range(8)))
+    said = {(await each.exec("echo 42")).stdout for each in made}
+    print("ASKED", provider.name, said, sorted(collections.Counter(each.watch.host for each in made).items()))
+    provider.close()
+
+asyncio.run(main())
+"""
+MODEL = "{model_type: qwen2, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 2}"
+LETTERS = r'"characters:abcdefghijklmnopqrstuvwxyz0123456789 >:\n"'
+RUN = [
+    *("python", "-m", "trainer.train_ppo", "--config", "trainer/recipes/demo-shell.yaml", "trainer.steps=30", "trainer.eval_prompts=2"),
+    *(f"model.init={MODEL}", "model.path=null", f"model.tokenizer={LETTERS}", "trainer.prompts_per_step=4", "algorithm.group_size=2"),
+    *("data.args={rows: 120, seed: 2}", "environment.sandbox.memory_mb=64", "environment.sandbox.wait=60", "environment.timeout=200"),
+    *("environment.args.turns=2", "trainer.checkpoint_every=1000", "log.plot=false", "log.tensorboard=false", "log.episodes=8"),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    made = render(tmp_path_factory.mktemp("pools"), FLEET)
+    done = made.local("up")
+    assert done.returncode == 0, done.stdout + done.stderr
+    yield made
+    processes = made.processes()
+    made.local("down", "--timeout", "20")
+    assert not psutil.wait_procs(processes, timeout=30)[1], "pools end with their cluster"
+
+
+def pools(cluster: Cluster) -> list[psutil.Process]:
+    return [process for process in cluster.processes() if "pool" in command(process) and "--listen" in command(process)]
+
+
+def load(cluster: Cluster) -> list[dict[str, Any]]:
+    token = environment(cluster.root, cluster.url)["RAY_AUTH_TOKEN"]
+    request = urllib.request.Request(f"{cluster.url}/flotilla/at/sandboxes/load", headers={"Authorization": f"Bearer {token}"})
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        return json.loads(answer.read())["pools"]
+
+
+def test_a_job_has_the_sandboxes_of_both_nodes_and_leaves_none(cluster: Cluster) -> None:
+    assert "service sandboxes is ready on 2 nodes" in cluster.log("node-0")
+    token = environment(cluster.root, cluster.url)["RAY_AUTH_TOKEN"]
+    assert not [process for process in cluster.processes() if token in " ".join(command(process))]
+    assert token not in cluster.log("node-0") + cluster.log("node-1")
+    done = cluster.job("python", "-c", ASK, flags=PROJECT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ASKED pool {'42\\n'} [('127.0.0.2', 4), ('127.0.0.3', 4)]" in done.stdout, done.stdout
+    wait_for("the end of all", lambda: [each["in_use"] for each in load(cluster)] == [0, 0], 30)
+    assert [(each["room"], each["leases"]) for each in load(cluster)] == [(4, 4), (4, 4)]
+
+
+@pytest.mark.slow
+def test_a_run_whose_pool_and_then_driver_are_killed_learns_every_prompt_once_and_leaves_none(cluster: Cluster) -> None:
+    started = cluster.job(*RUN, "run.name=pooled", flags=("--no-wait", "--submission-id", "pooled", *PROJECT))
+    assert started.returncode == 0, started.stdout + started.stderr
+    folder = cluster.root / "runs/pooled"
+    metrics = folder / "metrics.jsonl"
+    wait_for("the first steps", lambda: len(metrics.read_text().splitlines()) > 3, 240)
+    first, _ = pools(cluster)
+    first.kill()
+    wait_for("another pool", lambda: first not in pools(cluster) and len(pools(cluster)) == 2, 60)
+    steps = len(metrics.read_text().splitlines())
+    wait_for("further steps", lambda: len(metrics.read_text().splitlines()) > steps + 3, 240)
+    assert all(row.get("reward_failed", 0) == 0 for row in read(folder)[1:])
+    learned = [row["prompt"] for row in recorded.groups(folder)]
+    assert len(learned) == len(set(learned)) >= 4 * 6
+    [driver] = [process for process in cluster.processes() if "trainer.train_ppo" in command(process)]
+    driver.kill()
+    wait_for("the end of its sandboxes", lambda: [each.get("in_use") for each in load(cluster)] == [0, 0], 30)
+    assert all(each["ready"] >= 0 and not each["trouble"] for each in load(cluster))
