@@ -30,7 +30,7 @@ from cluster_tasks.client.dstack_run import ROOT, DstackRun
 from cluster_tasks.client.elastic import NO_ELASTIC, Elastic
 from cluster_tasks.client.jobs import Job
 from cluster_tasks.client.machines import Machine, elastic_nodes, hours, machines
-from cluster_tasks.client.usage import PRICE_HINT, look, per_1000_steps, queue_lines
+from cluster_tasks.client.usage import PRICE_HINT, look, per_1000_steps, pool_lines, queue_lines
 from cluster_tasks.identity import WrongCluster
 from cluster_tasks.price import hourly
 from stacks.dstack_api import JobStatus, Run
@@ -56,6 +56,7 @@ class Status:
     trouble: list[str] = field(default_factory=list)
     serving: Elastic = NO_ELASTIC
     queue: dict[str, Any] | None = None
+    pools: list[dict[str, Any]] = field(default_factory=list)  # of sandboxes
 
     @property
     def cost(self) -> float:
@@ -84,8 +85,8 @@ def find(stack: Stack, run: DstackRun, now: datetime) -> Status:
     state = found.status.value if found else None
     serving = Elastic.of(stack, elastic_nodes(stack, run), run.dashboard if alive is not None else None)
     trouble += serving.short if found and not found.status.is_finished() else []
-    jobs, idle, queue = (usage.jobs, usage.idle, usage.queue) if usage else ([], None, None)
-    return Status(stack.name, made, state, nodes, alive, jobs, run_cost(stack, found, now), idle, trouble, serving, queue)
+    jobs, idle, queue, pools = (usage.jobs, usage.idle, usage.queue, usage.pools) if usage else ([], None, None, [])
+    return Status(stack.name, made, state, nodes, alive, jobs, run_cost(stack, found, now), idle, trouble, serving, queue, pools)
 
 
 def run_cost(stack: Stack, run: Run | None, now: datetime) -> float:
@@ -125,8 +126,8 @@ def show(status: Status, run: DstackRun, before: str = "") -> None:
         console.print(f"job {job.name}  {job.status}  {job.hours:.1f} h  {job.command}", markup=False)
         for line in job.progress.lines() if job.progress else ():
             console.print(f"    {line}", markup=False)
-    for line in queue_lines(status.queue):
-        console.print(line)
+    for line in (*queue_lines(status.queue), *pool_lines(status.pools)):
+        console.print(line, markup=False)
     if status.gpu_idle_share is not None:
         console.print(f"GPUs idle now: {status.gpu_idle_share:.0%}")
     each_hour = sum(machine.price for machine in status.machines)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from cluster_tasks.client.jobs import Job, Progress, find_jobs
@@ -44,6 +44,7 @@ class Usage:
     hourly: float | None  # USD of all nodes
     up: float  # hours since the head started
     queue: dict[str, Any] | None = None  # as cluster_tasks/node/job_queue answers; None where the cluster has none
+    pools: list[dict[str, Any]] = field(default_factory=list)  # of sandboxes, as each answers
 
     @property
     def idle(self) -> float | None:
@@ -56,8 +57,9 @@ class Usage:
         return None if self.hourly is None else self.hourly * self.up
 
     def lines(self) -> Iterator[str]:
-        """Of the queue, cost and idle GPUs, for people."""
+        """Of the queue, sandboxes, cost and idle GPUs, for people."""
         yield from queue_lines(self.queue)
+        yield from pool_lines(self.pools)
         if self.idle is not None:
             yield f"GPUs idle now: {self.idle:.0%}"
         if self.hourly is None:
@@ -87,7 +89,27 @@ def look(dashboard: Dashboard, now: float, price: float | None) -> Usage:
     queue = None
     with suppress(OSError):  # a cluster that an older version started has none
         queue = dashboard.ask("/flotilla/at/queue/queue")
-    return Usage(sorted(nodes, key=lambda node: node.address), jobs, price, max(0.0, now - started) / 3600, queue)
+    pools = []
+    with suppress(OSError):  # no fleet has `sandboxes`
+        pools = dashboard.ask("/flotilla/at/sandboxes/load")["pools"]
+    return Usage(sorted(nodes, key=lambda node: node.address), jobs, price, max(0.0, now - started) / 3600, queue, pools)
+
+
+def pool_lines(pools: list[dict[str, Any]]) -> Iterator[str]:
+    """What the pools of sandboxes hold and have done, and each that does not answer or can make none; nothing where there are none."""
+    known = [pool for pool in pools if "why" not in pool]
+    if known:
+        whole = {name: sum(pool[name] for pool in known) for name in ("room", "in_use", "ready", "waiting", "leases")}
+        line = "sandboxes: {in_use} of {room} in use, {ready} ready, {waiting} waiting".format(**whole)
+        times = [(pool["first_seconds"], pool["leases"]) for pool in known if pool["first_seconds"] is not None]
+        if weight := sum(count for _, count in times):
+            line += f"; first command after {sum(seconds * count for seconds, count in times) / weight:.2f} s"
+        limits = {name: sum(pool["limited"][name] for pool in known) for name in ("memory", "processes", "timeout")}
+        ended = ", ".join(f"{count} {name}" for name, count in limits.items() if count)
+        yield f"{line}{f'; stopped by limits: {ended}' if ended else ''}"
+    for pool in pools:
+        if why := pool.get("why") or pool.get("trouble"):
+            yield f"sandboxes of {pool['node']}: {why}"
 
 
 def queue_lines(queue: dict[str, Any] | None) -> Iterator[str]:

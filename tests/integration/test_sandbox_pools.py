@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import sys
 import urllib.request
 from collections.abc import Iterator
@@ -10,12 +11,12 @@ from typing import Any
 
 import psutil
 import pytest
-from support import recorded
 
 from cluster_tasks.identity import environment
 from lab.local import PROJECT, Cluster, command, render
 from lab.waiting import wait_for
 from trainer.metrics import read
+from trainer.page.record import FILE
 
 pytestmark = [pytest.mark.wide, pytest.mark.skipif(sys.platform != "linux", reason="the local cluster is for Linux")]
 
@@ -37,10 +38,10 @@ asyncio.run(main())
 MODEL = "{model_type: qwen2, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 2}"
 LETTERS = r'"characters:abcdefghijklmnopqrstuvwxyz0123456789 >:\n"'
 RUN = [
-    *("python", "-m", "trainer.train_ppo", "--config", "trainer/recipes/demo-shell.yaml", "trainer.steps=30", "trainer.eval_prompts=2"),
+    *("python", "-m", "trainer.train_ppo", "--config", "trainer/recipes/demo-shell.yaml", "trainer.steps=450", "trainer.eval_prompts=2"),
     *(f"model.init={MODEL}", "model.path=null", f"model.tokenizer={LETTERS}", "trainer.prompts_per_step=4", "algorithm.group_size=2"),
-    *("data.args={rows: 120, seed: 2}", "environment.sandbox.memory_mb=64", "environment.sandbox.wait=60", "environment.timeout=200"),
-    *("environment.args.turns=2", "trainer.checkpoint_every=1000", "log.plot=false", "log.tensorboard=false", "log.episodes=8"),
+    *("data.args={rows: 2000, seed: 2}", "environment.sandbox.memory_mb=64", "environment.sandbox.wait=60", "environment.timeout=200"),
+    *("environment.args.turns=2", "trainer.checkpoint_every=1000", "log.plot=false", "log.tensorboard=false"),
 ]
 
 
@@ -91,8 +92,9 @@ def test_a_run_whose_pool_and_then_driver_are_killed_learns_every_prompt_once_an
     steps = len(metrics.read_text().splitlines())
     wait_for("further steps", lambda: len(metrics.read_text().splitlines()) > steps + 3, 240)
     assert all(row.get("reward_failed", 0) == 0 for row in read(folder)[1:])
-    learned = [row["prompt"] for row in recorded.groups(folder)]
-    assert len(learned) == len(set(learned)) >= 4 * 6
+    with sqlite3.connect(folder / FILE) as database:
+        rows = database.execute("SELECT step, prompt, COUNT(*) FROM episodes WHERE kind = '' GROUP BY step, grp").fetchall()
+    assert len({prompt for _, prompt, _ in rows}) == len(rows) >= 4 * 6 and {count for *_, count in rows} == {2}
     [driver] = [process for process in cluster.processes() if "trainer.train_ppo" in command(process)]
     driver.kill()
     wait_for("the end of its sandboxes", lambda: [each.get("in_use") for each in load(cluster)] == [0, 0], 30)

@@ -19,7 +19,7 @@ from cli import top
 from cluster_tasks.client import jobs
 from cluster_tasks.client.jobs import find_jobs
 from cluster_tasks.client.machines import hourly_price
-from cluster_tasks.client.usage import look, per_1000_steps, price_of
+from cluster_tasks.client.usage import look, per_1000_steps, pool_lines, price_of
 from cluster_tasks.node.dashboard import Dashboard
 from stacks.schema import Stack
 from trainer.checkpoints.folders import Checkpoints
@@ -181,3 +181,17 @@ def test_a_mistake_is_one_line(arguments: list[str], error: str, tmp_path: Path,
     with pytest.raises((SystemExit, ValueError)) as found:
         top.main("top", arguments, tmp_path)
     assert error in str(found.value) + capsys.readouterr().err
+
+
+def test_pools_of_sandboxes_are_one_line_and_each_that_has_trouble_another():
+    pool = {"node": "10.0.0.5:8266", "room": 32, "in_use": 12, "ready": 4, "waiting": 0, "leases": 30, "first_seconds": 0.06, "trouble": ""}
+    pool["limited"] = {"memory": 3, "processes": 0, "timeout": 1}
+    other = pool | {"node": "10.0.0.6:8266", "leases": 10, "first_seconds": 0.1, "ready": 0, "trouble": "no more namespaces"}
+    silent = {"node": "10.0.0.7:8266", "why": "no answer within 3 s"}
+    assert [*pool_lines([pool, other, silent])] == [
+        "sandboxes: 24 of 64 in use, 4 ready, 0 waiting; first command after 0.07 s; stopped by limits: 6 memory, 2 timeout",
+        "sandboxes of 10.0.0.6:8266: no more namespaces",
+        "sandboxes of 10.0.0.7:8266: no answer within 3 s",
+    ]
+    fresh = pool | {"leases": 0, "first_seconds": None, "limited": dict.fromkeys(("memory", "processes", "timeout"), 0)}
+    assert [*pool_lines([fresh])] == ["sandboxes: 12 of 32 in use, 4 ready, 0 waiting"] and not [*pool_lines([])]
