@@ -40,7 +40,7 @@ LETTERS = r'"characters:abcdefghijklmnopqrstuvwxyz0123456789 >:\n"'
 RUN = [
     *("python", "-m", "trainer.train_ppo", "--config", "trainer/recipes/demo-shell.yaml", "trainer.steps=450", "trainer.eval_prompts=2"),
     *(f"model.init={MODEL}", "model.path=null", f"model.tokenizer={LETTERS}", "trainer.prompts_per_step=4", "algorithm.group_size=2"),
-    *("data.args={rows: 2000, seed: 2}", "environment.sandbox.memory_mb=64", "environment.sandbox.wait=60", "environment.timeout=200"),
+    *("data.args={rows: 2000, seed: 2}", "environment.sandbox.memory_mb=64", "environment.sandbox.wait=100"),
     *("environment.args.turns=2", "trainer.checkpoint_every=1000", "log.plot=false", "log.tensorboard=false"),
 ]
 

@@ -145,11 +145,6 @@ def _environment(config: PpoSections) -> list[Rule]:
             ("environment.function", "environment.sandbox.provider"),
             "it works in a sandbox; set the provider to auto",
         ),
-        Rule(
-            environment.sandbox.wait is not None and environment.sandbox.wait >= environment.timeout,
-            ("environment.sandbox.wait", "environment.timeout"),
-            "the wait for room in a pool is a part of the episode's time; let it be shorter",
-        ),
     ]
 
 

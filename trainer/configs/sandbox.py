@@ -41,8 +41,8 @@ class SandboxConfig(Section):
     )
     timeout: Annotated[float, WITH_SANDBOX] = Field(default=60, gt=0, description="Seconds of a command, unless it is given others.")
     output_kb: Annotated[int, WITH_SANDBOX] = Field(default=64, ge=1, description="Output of a command that is kept, in KiB.")
-    wait: Annotated[float | None, WITH_SANDBOX] = Field(
-        default=None, gt=0, description="Seconds that an episode waits for room in a pool. Default: half of environment.timeout."
+    wait: Annotated[float, WITH_SANDBOX] = Field(
+        default=600, gt=0, description="Seconds that an episode waits for room in a pool, of which environment.timeout counts none."
     )
     strict: Annotated[bool, WITH_SANDBOX] = Field(
         default=False,

@@ -66,7 +66,7 @@ def runner_of(config: PpoConfig, model_path: str) -> Runner:
     reward = Reward(environment.function or "", function, batched=False, awaited=True, weights=config.reward.weights)
     longest = config.data.max_prompt_tokens + config.max_response_tokens()
     limits = Limits(environment.max_turns, config.rollout.max_new_tokens, longest, environment.timeout)
-    sandboxes = Sandboxes(environment.sandbox, environment.timeout) if environment.sandbox.provider else None
+    sandboxes = Sandboxes(environment.sandbox) if environment.sandbox.provider else None
     chat = chat_for(config.data, tokenizer)
     return Runner(
         reward,

@@ -6,6 +6,7 @@ import asyncio
 import sys
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Awaitable, Callable, Generator
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from trainer.environments.endpoint import serving
 from trainer.environments.eyes import Eyes
 from trainer.environments.policy import LimitReached, Limits, Misuse, Policy, Request, Spoken
 from trainer.environments.sandboxes.episode import EpisodeSandbox, Sandboxes
+from trainer.environments.sandboxes.pools import queued
 from trainer.environments.sandboxes.spec import Lost, Unavailable
 from trainer.episodes import Prompt, Turn
 from trainer.rewards.terms import Mistake, Reward, mistake, worth
@@ -97,6 +99,7 @@ class Runner:
         self.ended: list[Ended] = []
         self.current: Key | None = None  # the episode whose code runs, or ran last
         self.thread: int | None = None  # that runs it
+        self.queued: Counter[Key] = Counter()  # episodes that wait for room in a pool of sandboxes
         self.changed = asyncio.Event()
         self.shown = 0  # errors
 
@@ -147,19 +150,27 @@ class Runner:
             self.changed.clear()
             await asyncio.sleep(0)  # what was answered goes on
             thinking = self.tasks.keys() - {key for key, _ in self.waiting}
-            if not thinking or (not whole and (self.asked or self.ended)):
+            # Those that wait for room may wait for what others hold who wait for the policy.
+            stuck = not any(not self.queued[key] for key in thinking)
+            if not thinking or ((stuck or not whole) and (self.asked or self.ended)):
                 return
             left = deadline - self.loop.time()
-            if not whole and left <= 0:
+            if (stuck or not whole) and left <= 0:
                 return
             try:
-                await asyncio.wait_for(self.changed.wait(), None if whole else left)
+                await asyncio.wait_for(self.changed.wait(), left if stuck or not whole else None)
             except TimeoutError:
                 return
 
     def _sandbox(self, prompt: Prompt) -> Callable[[Policy], EpisodeSandbox] | None:
         sandboxes = self.sandboxes
         return (lambda policy: sandboxes.of_episode(prompt.row, policy.metrics)) if sandboxes else None
+
+    def _policy(self, job: Job, ask: Callable[[Request], Awaitable[Turn]]) -> Policy:
+        sandbox = self._sandbox(job.prompt)
+        return Policy(
+            job.prompt, self.tokenizer, self.limits, ask, seed=(job.seed, job.key), chat=self.chat, serve=serving, sandbox=sandbox
+        )
 
     async def _play(self, job: Job) -> None:
         limit = asyncio.timeout(self.limits.seconds)
@@ -194,7 +205,8 @@ class Runner:
         async def played() -> Any:
             return await _Marked(self.reward.function(policy, deepcopy(job.prompt.row)), lambda: setattr(self, "current", job.key))
 
-        policy, before = fresh(), 0
+        queued.set(partial(self._wait_for_room, job.key, clock))
+        policy, before = self._policy(job, ask), 0
         reward, terms, wrong, limited = 0.0, {}, None, ""
         try:
             async with limit:
@@ -203,7 +215,7 @@ class Runner:
                 except Lost as error:  # not the episode's doing: once more from its beginning, within the same time
                     print(f"row {job.prompt.index}: {error}; its episode begins anew", flush=True)
                     policy.sandbox.close()
-                    before, policy = policy.turns + 1, fresh()
+                    before, policy = policy.turns + 1, self._policy(job, ask)
                     value = await played()
             reward, terms = worth(self.reward, value, 0)
         except LimitReached as error:
@@ -226,6 +238,11 @@ class Runner:
                 policy.sandbox.close()
         self._end(job.key, policy, partial(Ended, job.key, reward, terms, mistake=wrong, limited=limited))
 
+    def _wait_for_room(self, key: Key, clock: _Clock, waits: bool) -> None:
+        clock.stop() if waits else clock.go_on()
+        self.queued[key] += 1 if waits else -1
+        self.changed.set()
+
     def _end(self, key: Key, policy: Policy, ended: Callable[..., Ended]) -> None:
         said = [spoken for spoken in policy.sequences if spoken.turns]
         for spoken in said:
@@ -234,6 +251,7 @@ class Runner:
         commands = [[step.asked, step.digest] for step in policy.sandbox.steps] if self.sandboxes else []
         self.ended.append(ended(sequences=said, metrics=metrics, commands=commands))
         self.tasks.pop(key, None)
+        self.queued.pop(key, None)
         self.changed.set()
 
 

@@ -55,9 +55,8 @@ def check(config: SandboxConfig, row: Mapping[str, Any]) -> None:
 class Sandboxes:
     """Of one process. The provider starts with the first sandbox."""
 
-    def __init__(self, config: SandboxConfig, seconds: float = 60.0):
-        """`seconds` that an episode may take."""
-        self.config, self.wait = config, config.wait or seconds / 2
+    def __init__(self, config: SandboxConfig):
+        self.config = config
         self.provider: Provider | None = None
         self.turn: asyncio.Lock | None = None  # made by the event loop that uses it
 
@@ -69,7 +68,7 @@ class Sandboxes:
         self.turn = self.turn or asyncio.Lock()
         async with self.turn:
             if self.provider is None:
-                self.provider = await chosen(self.config.provider or "auto", strict=self.config.strict, wait=self.wait)
+                self.provider = await chosen(self.config.provider or "auto", strict=self.config.strict, wait=self.config.wait)
         return await self.provider.create(spec, snapshot, connected)
 
     def close(self) -> None:

@@ -12,7 +12,8 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,6 +25,8 @@ from trainer.environments.sandboxes.namespaces import NamespaceMachine, asked
 from trainer.environments.sandboxes.relay import Served
 from trainer.environments.sandboxes.spec import Lost, SandboxError, Snapshot, Spec
 
+# Of an episode: called with True while it waits for room, and False after that.
+queued: ContextVar[Callable[[bool], None]] = ContextVar("queued", default=lambda _: None)
 WHERE = "FLOTILLA_SERVICE_SANDBOXES_ALL"  # the node agent's, for jobs: addresses of all pools, with commas
 BEAT_SECONDS = 2.0  # pools take an owner for dead after host/pool.py SILENCE
 HEAR_SECONDS = 10.0  # for a pool to answer a beat
@@ -40,6 +43,26 @@ def there() -> bool:
 
 class Full(Exception):
     """There was no room within the time."""
+
+
+class Line:
+    """An episode's place among those that wait for room, once it has one."""
+
+    def __init__(self, tell: Callable[[bool], None]):
+        self.tell, self.waits = tell, False
+
+    def __enter__(self) -> Line:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.waits:
+            self.tell(False)
+        self.waits = False
+
+    def enter(self) -> None:
+        if not self.waits:
+            self.waits = True
+            self.tell(True)
 
 
 class Watch(threading.Thread):
@@ -91,7 +114,7 @@ class Pools:
     advice = "no control groups are delegated to the node agent's user there"
 
     def __init__(self) -> None:
-        self.wait = 60.0  # seconds for room
+        self.wait = 600.0  # seconds for room
         self.owner = secrets.token_hex(8)
         self.watches: list[Watch] = []
         self.machines: set[PoolMachine] = set()
@@ -130,6 +153,10 @@ class Pools:
         """On the pool that is the least full, once there is room. Raises SandboxError."""
         require(spec, snapshot, self.name)
         body = await asyncio.to_thread(Path(snapshot.path).read_bytes) if snapshot else b""
+        with Line(queued.get()) as line:
+            return await self._create(spec, body, connected or {}, line)
+
+    async def _create(self, spec: Spec, body: bytes, connected: Mapping[int, Served], line: Line) -> PoolMachine:
         until = time.monotonic() + self.wait
         while True:
             left = until - time.monotonic()
@@ -142,23 +169,25 @@ class Pools:
                     "raise fleets[].sandboxes.number, or let fewer episodes play at a time"
                 )
             if not reached:
-                self.say()
+                self.say(line)
                 await asyncio.sleep(min(left, 0.1))
                 continue
             watch = min(reached, key=lambda each: (each.fullness, random.random()))
             watch.given += 1
             try:
-                return await self._ask(watch, spec, body, connected or {}, left if len(reached) == 1 else min(left, SLICE))
+                return await self._ask(watch, spec, body, connected, left if len(self.watches) == 1 else min(left, SLICE), line)
             except Full:
-                self.say()
-            except ERRORS as error:
+                self.say(line)
+            except (Lost, *ERRORS) as error:
                 watch.load, watch.why = None, f"{error}" or "it hung up"  # until it is heard again
-                self.say()
+                self.say(line)
                 await asyncio.sleep(min(max(0.0, left), 0.2))
 
-    async def _ask(self, watch: Watch, spec: Spec, body: bytes, connected: Mapping[int, Served], patience: float) -> PoolMachine:
+    async def _ask(
+        self, watch: Watch, spec: Spec, body: bytes, connected: Mapping[int, Served], patience: float, line: Line
+    ) -> PoolMachine:
         end = await asyncio.to_thread(entry.connected, watch.host, watch.port, watch.key)
-        machine = PoolMachine(self, watch, spec, end, connected)
+        machine = PoolMachine(self, watch, spec, end, connected, line)
         try:
             request = {"do": "lease", "owner": self.owner, "spec": asked(spec), "patience": patience}
             await machine.channel.send(request, body)
@@ -172,8 +201,9 @@ class Pools:
             raise
         return machine
 
-    def say(self) -> None:
+    def say(self, line: Line) -> None:
         """What is waited for, from time to time."""
+        line.enter()
         if time.monotonic() - self.said > SAY_SECONDS:
             self.said = time.monotonic()
             print(f"sandboxes: waiting for room: {self.lines()}", flush=True)
@@ -204,8 +234,8 @@ class Pools:
 class PoolMachine(NamespaceMachine):
     provider = "pool"
 
-    def __init__(self, home: Pools, watch: Watch, spec: Spec, end: socket.socket, connected: Mapping[int, Served]):
-        self.home, self.watch = home, watch
+    def __init__(self, home: Pools, watch: Watch, spec: Spec, end: socket.socket, connected: Mapping[int, Served], line: Line):
+        self.home, self.watch, self.line = home, watch, line
         self.links: set[asyncio.Task[None]] = set()
         super().__init__(home, f"{next(home.names)}", spec, end, connected)
         home.machines.add(self)
@@ -227,6 +257,9 @@ class PoolMachine(NamespaceMachine):
             self.watch.load = message["load"]
             if not self.ready.done():
                 self.ready.set_result(None)
+        elif "line" in message:
+            self.watch.load = message["line"]
+            self.home.say(self.line)
         elif "full" in message:
             self.watch.load = message["full"]
             if not self.ready.done():

@@ -43,7 +43,7 @@ PROVIDERS: dict[str, Callable[[], Provider]] = {
 }
 
 
-async def chosen(name: str, *, strict: bool = False, wait: float = 60.0) -> Provider:
+async def chosen(name: str, *, strict: bool = False, wait: float = 600.0) -> Provider:
     """The provider of this name; `auto`: the first that runs here, pools only where the cluster has some. Raises Unavailable."""
     wrong: list[str] = []
     for each in [each for each in PROVIDERS if each != "pool" or there()] if name == "auto" else [name]:

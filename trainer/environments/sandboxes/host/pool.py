@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import hmac
 import json
 import os
 import signal
@@ -24,14 +23,14 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import entry, frames
+from . import entry, frames, web
 from .kept import Keeper, Kept
 from .meter import Meter
 from .owner import KINDS, LATE, Failed
 from .room import Room, read
 
 SILENCE = 20.0  # seconds without a beat, after which an owner is taken for dead
-MOST_WAIT = 600.0  # seconds that a client may wait in line
+MOST_WAIT = 3600.0  # seconds that a client may wait in line
 LINK_SECONDS = 20.0  # for a client to fetch a connection
 PIECE = 1 << 16
 MOST_AHEAD = 4 << 20  # bytes that a slow client may let wait, after which its sandbox is not read from
@@ -106,7 +105,11 @@ class Pool:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         first = await reader.readexactly(len(entry.HELLO))
         if first.startswith(b"GET /"):
-            await self._http(first, reader, writer)
+            numbers = {
+                "/metrics": lambda: self.meter.text(self.now()),
+                "/load": lambda: json.dumps({**self.load(), **self.meter.summary()}),
+            }
+            await web.answer(first, reader, writer, self.token, numbers)
             return None
         if first != entry.HELLO or not await entry.answered(reader, writer, self.key, self.address):
             return None
@@ -145,7 +148,7 @@ class Pool:
             spec = read(request["spec"])
             if why := self.room.never(spec):
                 return lease.say({"failed": why})
-            if not await self._enter(lease.name, spec, min(request["patience"], MOST_WAIT), reader):
+            if not await self._enter(lease, spec, min(request["patience"], MOST_WAIT), reader):
                 return lease.say({"full": self.load()})
             try:
                 if body:
@@ -166,18 +169,21 @@ class Pool:
             if snapshot:
                 os.unlink(snapshot)
 
-    async def _enter(self, name: str, spec: dict[str, Any], patience: float, reader: asyncio.StreamReader) -> bool:
+    async def _enter(self, lease: Lease, spec: dict[str, Any], patience: float, reader: asyncio.StreamReader) -> bool:
         """Waits for a place for as long as the client does. Raises ConnectionResetError where it has gone."""
-        place = asyncio.ensure_future(self.room.enter(name, spec, patience))
+        place = asyncio.ensure_future(self.room.enter(lease.name, spec, patience))
         gone = asyncio.ensure_future(reader.read(1))  # it says nothing before it is answered
         try:
+            await asyncio.wait({place, gone}, timeout=0, return_when=asyncio.FIRST_COMPLETED)
+            if not place.done():
+                lease.say({"line": self.load()})
             await asyncio.wait({place, gone}, return_when=asyncio.FIRST_COMPLETED)
             if place.done():
                 return place.result()
             raise ConnectionResetError
         except asyncio.CancelledError:
             if place.done() and not place.cancelled() and place.result():
-                self.room.leave(name)
+                self.room.leave(lease.name)
             raise
         finally:
             gone.cancel()
@@ -279,24 +285,6 @@ class Pool:
         task = asyncio.ensure_future(coroutine)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
-
-    async def _http(self, first: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (first + await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-        path, *_ = head.split(" ")[1].split("?")
-        shown = next((line.split(":", 1)[1].strip() for line in head.split("\r\n") if line.lower().startswith("authorization:")), "")
-        allowed = hmac.compare_digest(shown.encode(), f"Bearer {self.token}".encode())
-        texts = {"/metrics": lambda: self.meter.text(self.now()), "/load": lambda: json.dumps({**self.load(), **self.meter.summary()})}
-        status, text = "404 Not Found", ""
-        if path == "/health":
-            status, text = "200 OK", "ok\n"
-        elif path in texts:
-            status, text = ("200 OK", texts[path]()) if allowed else ("401 Unauthorized", "show the cluster's token\n")
-        kind = "application/json" if path == "/load" else "text/plain; version=0.0.4"
-        body = text.encode()
-        writer.write(
-            f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body
-        )
-        await writer.drain()
 
 
 async def received(reader: asyncio.StreamReader) -> tuple[dict[str, Any], bytes]:

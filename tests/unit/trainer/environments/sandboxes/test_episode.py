@@ -185,11 +185,6 @@ def test_without_a_provider_other_settings_are_refused():
     assert "environment.sandbox.memory_mb" in line and "environment.sandbox.provider" in line
 
 
-def test_the_wait_for_room_is_a_part_of_the_episodes_time():
-    [line] = errors(*BASE, GUESS, AUTO, "environment.timeout=60", "environment.sandbox.wait=60")
-    assert "environment.sandbox.wait=60.0, environment.timeout=60.0: " in line
-
-
 def test_metrics_count_over_forks():
     counted: Counter[str] = Counter()
     assert not Sandboxes(SandboxConfig(provider="auto")).of_episode({}, counted).machines and not counted

@@ -18,14 +18,22 @@ from typing import Any
 
 import psutil
 import pytest
+from support.talks import CHARACTERS
 
+from trainer.configs.sandbox import SandboxConfig
+from trainer.environments.policy import Limits, Policy
+from trainer.environments.runner import Job, Runner
 from trainer.environments.sandboxes import pools as module
+from trainer.environments.sandboxes.episode import Sandboxes
 from trainer.environments.sandboxes.host import entry
 from trainer.environments.sandboxes.host.owner import PROGRAM
 from trainer.environments.sandboxes.pools import WHERE, PoolMachine, Pools
 from trainer.environments.sandboxes.providers import chosen
 from trainer.environments.sandboxes.relay import to_address
 from trainer.environments.sandboxes.spec import Lost, SandboxError, Spec
+from trainer.episodes import Prompt, Turn
+from trainer.models import character_tokenizer
+from trainer.rewards.terms import Reward
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")
 ROOT = Path(__file__).parents[5]
@@ -126,6 +134,33 @@ def test_a_warm_one_is_handed_over_and_who_finds_no_room_waits_for_one_that_ends
 
     playing(started, monkeypatch, body)
     assert started.value("in_use") <= 2
+
+
+def test_episodes_that_wait_for_room_hold_up_none_of_those_that_have_it(started, monkeypatch):
+    """All of a batch wait for one another's turns; more of them than there is room for end nevertheless."""
+    started.start("--number", "2")
+    monkeypatch.setenv(WHERE, started.urls)
+    sandboxes = Sandboxes(SandboxConfig(provider="pool", memory_mb=64, disk_mb=8))
+    tokenizer = character_tokenizer(CHARACTERS)
+
+    async def rollout(policy: Policy, row: dict[str, Any]) -> float:
+        await policy.sandbox.exec("true")
+        await policy.generate()
+        await asyncio.sleep(0.3)
+        return float((await policy.sandbox.exec("echo 1")).stdout)
+
+    limits = Limits(turns=9, turn_tokens=5, tokens=50, seconds=15)
+    runner = Runner(Reward("mine", rollout, batched=False, awaited=True), tokenizer, limits, sandboxes=sandboxes)
+    runner.begin([Job((i, 0), Prompt(i, [1], {}), 3) for i in range(7)])
+    ended, most, deadline = [], 0, time.monotonic() + 60
+    while runner.tasks:
+        assert time.monotonic() < deadline
+        asked, more = runner.advance(whole=True)
+        ended += more
+        most = max(most, len(asked))
+        runner.answer({each.name: Turn([5], [-0.5], "stop") for each in asked})
+    sandboxes.close()
+    assert most <= 2 and [each.reward for each in ended] == [1.0] * 7 and not any(each.mistake for each in ended)
 
 
 def test_the_deadline_says_what_was_waited_for(started, monkeypatch):
@@ -309,7 +344,7 @@ def test_what_a_node_cannot_have_is_refused_at_once(started, monkeypatch):
     playing(started, monkeypatch, body)
 
 
-def test_auto_takes_pools_where_the_cluster_has_some(started, monkeypatch, capsys):
+def test_auto_takes_pools_where_the_cluster_has_some(started, monkeypatch, tmp_path):
     async def taken(name: str) -> str:
         provider = await chosen(name)
         provider.close()
@@ -322,5 +357,6 @@ def test_auto_takes_pools_where_the_cluster_has_some(started, monkeypatch, capsy
     monkeypatch.setenv(WHERE, started.urls)
     assert asyncio.run(taken("auto")) == "pool"
     monkeypatch.delenv("RAY_AUTH_TOKEN")
+    monkeypatch.setenv("HOME", str(tmp_path))  # where Ray would look for one
     with pytest.raises(SandboxError, match="the cluster has no token"):
         asyncio.run(taken("pool"))
