@@ -8,15 +8,20 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import secrets
 import shutil
+import socket
 import statistics
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 from benchmarks.report import Ratio, Report
 from trainer.environments.sandboxes.host import limits
+from trainer.environments.sandboxes.host.owner import PROGRAM
 from trainer.environments.sandboxes.namespaces import Namespaces
+from trainer.environments.sandboxes.pools import WHERE, Pools
 from trainer.environments.sandboxes.spec import Spec
 
 COMMAND = "cat /etc/passwd > /tmp/x; ls /usr > /dev/null"
@@ -26,6 +31,7 @@ BWRAP += ["--tmpfs", "/tmp", "--unshare-all", "--die-with-parent"]
 SPEC = Spec(memory_mb=64, disk_mb=16, processes=16)
 SAMPLES, EPISODES, COMMANDS, AT_ONCE, MADE = 30, 64, 20, 200, 1000
 PAUSE = "sleep 0.05"
+UNSEEN, REFILL = 4, 0.3  # samples, and seconds before each
 
 
 async def first_commands(provider: Namespaces) -> tuple[list[float], list[float], list[float]]:
@@ -43,6 +49,33 @@ async def first_commands(provider: Namespaces) -> tuple[list[float], list[float]
         subprocess.run([*BWRAP, "bash", "-c", COMMAND], check=True)
         bare.append(time.perf_counter() - begin)
     return warm, bare, cold
+
+
+async def by_a_pool() -> tuple[list[float], list[float]]:
+    """Seconds from the request to a pool that has a warm sandbox until the first command has ended, and of bwrap; one after the other."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    os.environ |= {"RAY_AUTH_TOKEN": secrets.token_hex(16), WHERE: f"http://{address}"}
+    pool = subprocess.Popen([sys.executable, "-I", "-S", str(PROGRAM), "pool", "--listen", address, "--number=8", "--warm=4"])
+    provider, warm, bare = Pools(), [], []
+    try:
+        await provider.check()
+        for sample in range(UNSEEN + SAMPLES):
+            await asyncio.sleep(REFILL)
+            begin = time.perf_counter()
+            machine = await provider.create(SPEC)
+            assert (await machine.exec(COMMAND)).code == 0
+            middle = time.perf_counter()
+            subprocess.run([*BWRAP, "bash", "-c", COMMAND], check=True)
+            machine.close()
+            if sample >= UNSEEN:  # until the pool keeps this kind warm
+                warm.append(middle - begin)
+                bare.append(time.perf_counter() - middle)
+    finally:
+        provider.close()
+        pool.terminate()
+        pool.wait(60)
+    return warm, bare
 
 
 async def episodes(provider: Namespaces) -> tuple[float, float]:
@@ -119,10 +152,12 @@ async def measured() -> Report:
         warm, bare, cold = await first_commands(provider)
         inside, alone = await episodes(provider)
         used, over = await many(provider), await left(provider)
+        pooled, beside = await by_a_pool()
     finally:
         provider.close()
     ratios = [
         Ratio("first command in a warm sandbox / in a bare bwrap", statistics.median(warm) / statistics.median(bare), 1.5),
+        Ratio("lease of a pool's warm sandbox and first command / bare bwrap", statistics.median(pooled) / statistics.median(beside), 1.5),
         Ratio("cold sandbox and its first command / 0.3 s", statistics.median(cold) / 0.3, 1.0),
         Ratio(f"{EPISODES} episodes of {COMMANDS} commands / the commands alone", inside / alone, 1.2),
         Ratio(f"memory of {AT_ONCE} sandboxes / 8 GB", used / 8e9, 1.0),
@@ -131,10 +166,11 @@ async def measured() -> Report:
     facts = {
         "first command": f"{statistics.median(warm) * 1e3:.1f} ms warm, {statistics.median(cold) * 1e3:.1f} ms cold, "
         f"{statistics.median(bare) * 1e3:.1f} ms in bwrap",
+        "by a pool": f"{statistics.median(pooled) * 1e3:.1f} ms, {statistics.median(beside) * 1e3:.1f} ms in bwrap",
         "episodes": f"{inside:.1f} s against {alone:.1f} s",
         "memory": f"{used / 1e9:.2f} GB",
     }
-    return Report("sandboxes", ratios, facts, {"warm": warm, "bare": bare, "cold": cold})
+    return Report("sandboxes", ratios, facts, {"warm": warm, "bare": bare, "cold": cold, "pooled": pooled})
 
 
 def run() -> Report:
