@@ -167,9 +167,16 @@ class Runner:
         return (lambda policy: sandboxes.of_episode(prompt.row, policy.metrics)) if sandboxes else None
 
     def _policy(self, job: Job, ask: Callable[[Request], Awaitable[Turn]]) -> Policy:
-        sandbox = self._sandbox(job.prompt)
         return Policy(
-            job.prompt, self.tokenizer, self.limits, ask, seed=(job.seed, job.key), chat=self.chat, serve=serving, sandbox=sandbox
+            job.prompt,
+            self.tokenizer,
+            self.limits,
+            ask,
+            seed=(job.seed, job.key),
+            chat=self.chat,
+            serve=serving,
+            sandbox=self._sandbox(job.prompt),
+            eyes=Eyes(self.tokenizer, job.prompt.pictures, self.pictures, self.most_pictures),
         )
 
     async def _play(self, job: Job) -> None:
@@ -188,19 +195,6 @@ class Runner:
             finally:
                 self.waiting.pop(name, None)
                 clock.go_on()
-
-        def fresh() -> Policy:
-            return Policy(
-                job.prompt,
-                self.tokenizer,
-                self.limits,
-                ask,
-                seed=(job.seed, job.key),
-                chat=self.chat,
-                serve=serving,
-                sandbox=self._sandbox(job.prompt),
-                eyes=Eyes(self.tokenizer, job.prompt.pictures, self.pictures, self.most_pictures),
-            )
 
         async def played() -> Any:
             return await _Marked(self.reward.function(policy, deepcopy(job.prompt.row)), lambda: setattr(self, "current", job.key))
