@@ -26,7 +26,7 @@ from stacks.settings.slurm import MARGIN
 from stacks.site import Site, present
 
 NODE_AGENT = Path(__file__).with_name("node")  # published beside the task file, which names it under `files`
-APART = "trainer/page"  # of the trainer, that comes by itself
+APART = "trainer/page", "trainer/environments"  # of the trainer, that come by themselves
 PAGE = Path(__file__).parents[1] / "trainer/page"  # which the head serves; copied, as the trainer comes with jobs alone
 SANDBOXES = Path(__file__).parents[1] / "trainer/environments/sandboxes/host"  # which pools run; copied for the same reason
 PAGE_FILES = ("*.py", "*.html", "*.js", "*.css", "*.txt")
@@ -118,9 +118,9 @@ def brought_from_project(paths: Sequence[str]) -> list[str]:
     """dstack's `files` for files and folders of the project.
 
     Each is an archive of its own, of at most 2 MiB unless the server allows more; what trainer/.dstackignore leaves out of the
-    trainer's for that reason, and jobs need, is another one.
+    trainer's for that reason, and jobs need, are others.
     """
-    apart = [APART] if {"trainer", "."} & set(paths) else []
+    apart = APART if {"trainer", "."} & set(paths) else ()
     return [f"../../{path}:{PROJECT}/{path}" for path in (*paths, *apart)]
 
 

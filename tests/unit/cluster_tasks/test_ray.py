@@ -14,7 +14,7 @@ import pytest
 from cluster_tasks.node.checks import where_checkpoints_are
 from cluster_tasks.node.dashboard import missing
 from cluster_tasks.node.settings import Settings, _parser, read_settings
-from cluster_tasks.ray import brought_from_project, ray_cluster, ray_job
+from cluster_tasks.ray import APART, brought_from_project, ray_cluster, ray_job
 from fleets.fleet import fleet
 from infra.publish import rendered
 from infra.ssh import build as ssh
@@ -186,7 +186,7 @@ def test_the_runs_priority_is_dstacks_and_the_queues_rules_are_the_agents() -> N
     assert json.loads(told) == {"min_run": 60, "owners": {"ann": {"weight": 2, "quota": None}}}
 
 
-@pytest.mark.parametrize("path", ["trainer", "trainer/page"])
+@pytest.mark.parametrize("path", ["trainer", *APART])
 def test_what_jobs_bring_of_the_trainer_is_small_enough_for_a_server_that_nobody_configured(path) -> None:
     archive = io.BytesIO()
     create_file_archive(Path(__file__).parents[3] / path, archive)

@@ -317,7 +317,7 @@ def test_an_episode_of_which_nothing_is_left_is_an_empty_one():
         (
             "gues",
             {},
-            "environment.function: no 'gues'; known are guess, peek, calculator, search, shell, task, tools, agent, verifiers, or ",
+            "environment.function: no 'gues'; known are guess, peek, calculator, search, screen, shell, task, tools, agent, verifiers, or ",
         ),
         ("gues", {}, "or package.module:function; did you mean 'guess'?"),
         ("support.environments:plain", {}, "support.environments:plain is not an async function; write async def rollout(policy, row)"),
