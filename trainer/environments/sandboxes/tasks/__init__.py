@@ -14,10 +14,11 @@ from trainer.environments.sandboxes.tasks.reading import read, task_folders
 from trainer.errors import ConfigError
 
 
-def rows(path: str, only: str = "", repeat: int = 1) -> Iterator[dict[str, Any]]:
-    """For data.path: "prompt", the instruction, and "task", the folder, of each task below `path`; `only`: a file with names of those that
-    are kept, one a line, as `flotilla env check --keep` writes it. Raises ConfigError."""
-    folders = task_folders(path)
+def rows(path: str, only: str = "", repeat: int = 1, repos: str = "") -> Iterator[dict[str, Any]]:
+    """For data.path: "prompt", the instruction, and "task", the folder, of each task below `path`, or of each row of a file of repositories
+    at commits, whose clones are in `repos`; `only`: a file with names of those that are kept, one a line, as `flotilla env check --keep`
+    writes it. Raises ConfigError."""
+    folders = task_folders(path, repos)
     if only:
         if not Path(only).is_file():
             raise ConfigError(f"data.args.only: {only}: no such file; flotilla env check --keep writes it")

@@ -24,6 +24,7 @@ from trainer.environments.sandboxes.machine import Machine
 from trainer.environments.sandboxes.spec import SandboxError, Spec
 from trainer.environments.sandboxes.tasks.grading import Grade, graded, halved, prepared, solve
 from trainer.environments.sandboxes.tasks.reading import Task, read, task_folders
+from trainer.environments.sandboxes.tasks.repositories import UNCHANGED
 from trainer.errors import ConfigError
 
 TOLD = {
@@ -101,6 +102,7 @@ async def _leaks(task: Task, machine: Machine) -> str:
     """A file of the environment that is one of the tests' or the solution's, by its contents."""
     folders = {task.tests, *([task.solution.parent] if task.solution else [])} - {task.folder}
     secret = [file for folder in folders for file in folder.rglob("*") if file.is_file() and file.stat().st_size >= SMALLEST_LEAK]
+    secret = [file for file in secret if not file.is_relative_to(task.tests / UNCHANGED)]
     own = {hashlib.sha256(file.read_bytes()).hexdigest(): file for file in [*secret, *([task.solution] if task.solution else [])]}
     found = await machine.exec("find / -xdev -type f -not -path '/proc/*' -not -path '/usr/*' -exec sha256sum {} +", cwd="/", timeout=300)
     for line in found.stdout.splitlines():
@@ -128,7 +130,8 @@ async def all_judged(folders: Sequence[Path], config: SandboxConfig, runs: int, 
 def main(argv: Sequence[str] | None = None) -> int:
     whole = argparse.ArgumentParser(prog="flotilla env", description="Tasks for agents that run commands.")
     parser = whole.add_subparsers(metavar="COMMAND", required=True).add_parser("check", help="which tasks teach nothing")
-    parser.add_argument("tasks", metavar="TASKS", help="a task folder, or a folder of them")
+    parser.add_argument("tasks", metavar="TASKS", help="a task folder, a folder of them, or rows of repositories")
+    parser.add_argument("--repos", default="", metavar="FOLDER", help="clones of the rows' repositories")
     parser.add_argument("--runs", type=int, default=3, metavar="N", help="runs of each solution (3)")
     parser.add_argument("--at-once", type=int, default=4, metavar="N", help="tasks at a time (4)")
     parser.add_argument("--memory-mb", type=int, default=2048, metavar="MB", help="most memory of a task (2048)")
@@ -143,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     limits = {"cpu": 4, "memory_mb": max(16, given.memory_mb), "disk_mb": given.disk_mb, "processes": 256}
     config = SandboxConfig.model_validate({"provider": "auto", "image": given.image, **limits})
     try:
-        folders = task_folders(given.tasks)
+        folders = task_folders(given.tasks, given.repos)
         verdicts = asyncio.run(all_judged(folders, config, given.runs, given.at_once))
     except (ConfigError, SandboxError) as error:
         print(f"error: {error}", file=sys.stderr)

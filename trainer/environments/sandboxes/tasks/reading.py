@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from trainer.environments.sandboxes.tasks import repositories
 from trainer.errors import ConfigError
 
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
@@ -44,9 +45,11 @@ class Task:
         return self.folder / "environment" if (self.folder / "environment").is_dir() else self.folder
 
 
-def task_folders(path: str | Path) -> list[Path]:
-    """`path` itself, or what is in it. Raises ConfigError where there is no task."""
+def task_folders(path: str | Path, repos: str = "") -> list[Path]:
+    """`path` itself, or what is in it, or its rows written as folders. Raises ConfigError where there is no task."""
     root = Path(path)
+    if root.is_file():
+        return repositories.folders(root, repos)
     if not root.is_dir():
         raise ConfigError(f"{path}: no such folder of tasks")
     found = [root] if is_task(root) else sorted(each for each in root.iterdir() if is_task(each))
