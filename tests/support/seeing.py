@@ -30,9 +30,9 @@ SIGHTED = CHATML.replace(
 TOWER = {"patch_size": 8, "spatial_merge_size": 2, "temporal_patch_size": 1}
 
 
-def of_qwen() -> PreTrainedTokenizerFast:
+def of_qwen(more: str = "") -> PreTrainedTokenizerFast:
     """A tokenizer with chat template and processor, for talks without a model."""
-    tokenizer = with_template(character_tokenizer(CHARACTERS + "ABCDEFGHIJKLMNOPQRSTUVWXYZ"), SIGHTED)
+    tokenizer = with_template(character_tokenizer(CHARACTERS + "ABCDEFGHIJKLMNOPQRSTUVWXYZ" + more), SIGHTED)
     processors.attach(tokenizer, processors.make(tokenizer, {"model_type": "qwen2_5_vl", "vision_config": TOWER}))
     return tokenizer
 

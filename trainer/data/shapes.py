@@ -38,23 +38,25 @@ def shapes(rows: int = 1000, seed: int = 0, asked: list[str] | None = None) -> I
         yield {"prompt": f"{question}=", "answer": answer, "images": [drawn(colours, rng)]}
 
 
-def colours(rows: int = 1000, seed: int = 0, seen: int = 4) -> Iterator[dict[str, Any]]:
-    """For the environment `peek`: the prompt asks for a colour, which one of `seen` pictures has. "answer" is its place, from 0."""
+def colours(rows: int = 1000, seed: int = 0, seen: int = 4, asked: list[str] | None = None) -> Iterator[dict[str, Any]]:
+    """For the environment `peek`: the prompt is a colour of `asked`, which one of `seen` pictures has; "answer" is its place, from 0."""
     _at_least_one(rows=rows, seen=seen)
+    asked = [*COLOURS] if asked is None else asked
+    if not asked or not set(asked) <= set(COLOURS):
+        raise ConfigError(f"data.args.asked: {asked}; some of {', '.join(COLOURS)}")
     rng = random.Random(seed)
     for _ in range(rows):
-        asked, place = rng.choice([*COLOURS]), rng.randrange(seen)
-        found = [asked if i == place else rng.choice([other for other in COLOURS if other != asked]) for i in range(seen)]
-        yield {"prompt": asked, "answer": place, "colours": found, "seed": rng.getrandbits(32)}
+        colour, place = rng.choice(asked), rng.randrange(seen)
+        found = [colour if i == place else rng.choice([other for other in COLOURS if other != colour]) for i in range(seen)]
+        yield {"prompt": colour, "answer": place, "colours": found, "seed": rng.getrandbits(32)}
 
 
-def peeks(rows: int = 1000, seed: int = 0, seen: int = 4) -> Iterator[dict[str, Any]]:
-    """The same as answers to learn from: pictures up to some place, and what to do there, "m" or "t"."""
-    for row in colours(rows, seed, seen):
+def moves(rows: int = 1000, seed: int = 0, seen: int = 4, asked: list[str] | None = None) -> Iterator[dict[str, Any]]:
+    """The same as answers to learn the form from: some pictures, and "m" or "t", drawn without a look at them."""
+    for row in colours(rows, seed, seen, asked):
         rng = random.Random(row["seed"])
-        shown = [drawn([colour] * 9, rng) for colour in row["colours"][: rng.randrange(row["answer"] + 1) + 1]]
-        answer = "t" if len(shown) == row["answer"] + 1 else "m"
-        yield {"prompt": row["prompt"] + "m".join(["<image>"] * len(shown)), "answer": answer, "images": shown}
+        shown = [drawn([colour] * rng.randrange(3, 10), rng) for colour in row["colours"][: rng.randrange(seen) + 1]]
+        yield {"prompt": row["prompt"] + "m".join(["<image>"] * len(shown)), "answer": rng.choice("mt"), "images": shown}
 
 
 def drawn(colours: list[str], rng: random.Random) -> Image.Image:

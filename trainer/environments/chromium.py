@@ -161,7 +161,10 @@ async def opened(html: str, width: int, height: int) -> AsyncIterator[Page]:
     browser = await asyncio.shield(task)
     context = (await browser.ask("Target.createBrowserContext"))["browserContextId"]
     try:
-        window = {"width": max(width, 800), "height": max(height, 600)}  # of smaller ones it draws one picture, and no second
+        window: dict[str, Any] = {
+            "width": max(width, 800),
+            "height": max(height, 600),
+        }  # of smaller ones it draws one picture, and no second
         target = await browser.ask("Target.createTarget", url="about:blank", browserContextId=context, **window)
         session = (await browser.ask("Target.attachToTarget", targetId=target["targetId"], flatten=True))["sessionId"]
         page = Page(browser, session)

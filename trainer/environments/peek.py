@@ -18,7 +18,7 @@ async def peek(policy: Policy, row: dict[str, Any]) -> float:
 
     rng = random.Random(row["seed"])
     for place, colour in enumerate(row["colours"]):
-        answer = await policy.generate(observation=[drawn([colour] * 9, rng)], max_tokens=2, stop=MOVES)
+        answer = await policy.generate(observation=[drawn([colour] * rng.randrange(3, 10), rng)], max_tokens=2, stop=MOVES)
         if answer.text == "t":
             return float(place == row["answer"])
         if answer.text != "m":

@@ -123,13 +123,14 @@ def _of_sandbox(given: Mapping[str, Any], policy: Policy | None) -> list[Tool]:
     """Without a policy nobody calls them."""
 
     def call(tool: SandboxTool) -> Call:
-        async def called(arguments: dict[str, Any]) -> str:
+        async def called(arguments: dict[str, Any]) -> str | list[Any]:
             assert policy, "called by one"
             return await tool.call(policy.sandbox, arguments)
 
         return called
 
-    kept = given.get("only") or SANDBOX_TOOLS
+    sees = policy is not None and policy.eyes.processor is not None
+    kept = given.get("only") or [name for name, tool in SANDBOX_TOOLS.items() if sees or not tool.sees]
     return [Tool(_schema(name, tool.description, tool.parameters), call(tool)) for name, tool in SANDBOX_TOOLS.items() if name in kept]
 
 

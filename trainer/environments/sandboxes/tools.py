@@ -1,4 +1,4 @@
-"""Tools by which a policy that chats uses its sandbox: bash, read and edit, as coding agents have them."""
+"""Tools by which a policy that chats uses its sandbox: bash, read and edit, as coding agents have them, and view for one that sees."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ MOST_LINES = 2000
 class SandboxTool:
     description: str
     parameters: dict[str, Any]
-    call: Callable[[EpisodeSandbox, dict[str, Any]], Awaitable[str]]
+    call: Callable[[EpisodeSandbox, dict[str, Any]], Awaitable[Any]]  # a text, or the content of a message with pictures
+    sees: bool = False  # for models that see
 
 
 async def _bash(sandbox: EpisodeSandbox, arguments: dict[str, Any]) -> str:
@@ -46,6 +47,10 @@ async def _edit(sandbox: EpisodeSandbox, arguments: dict[str, Any]) -> str:
     return f"{path}: changed"
 
 
+async def _view(sandbox: EpisodeSandbox, arguments: dict[str, Any]) -> list[Any]:
+    return [{"type": "image", "image": await sandbox.read(str(arguments["path"]))}]
+
+
 def _object(required: list[str], **properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": required}
 
@@ -63,4 +68,5 @@ TOOLS: dict[str, SandboxTool] = {
         _object(["path", "old", "new"], path=PATH, old=TEXT, new=TEXT),
         _edit,
     ),
+    "view": SandboxTool("Look at a picture, such as a PNG or JPEG file.", _object(["path"], path=PATH), _view, sees=True),
 }

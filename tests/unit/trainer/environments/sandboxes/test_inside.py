@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import socket
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from support.configs import BASE, errors
 from support.json_server import JsonHandler, served
+from support.seeing import of_qwen, seen
 from support.talks import CHARACTERS, CHATML, with_template
 from transformers import PreTrainedTokenizerFast
 
@@ -58,7 +60,7 @@ def played(
 ) -> tuple[Any, list[str]]:
     """How one episode ended, and what the policy read each time."""
     function = environments.resolve(spec, args)
-    runner = Runner(Reward(spec, function, batched=False, awaited=True), tokenizer, Limits(9, 200, 5000, 20), sandboxes=sandboxes)
+    runner = Runner(Reward(spec, function, batched=False, awaited=True), tokenizer, Limits(9, 2000, 9000, 20), sandboxes=sandboxes)
     runner.begin([Job((0, 0), Prompt(0, [5], {"prompt": "1", "answer": "2"}), 7)])
     said, heard = iter(texts), []
 
@@ -96,11 +98,24 @@ def test_a_policy_that_chats_works_in_its_sandbox_by_tools(sandboxes, tokenizer)
     assert ended.metrics["calls"] == 5 and ended.metrics["failed_calls"] == 1
 
 
+def test_a_policy_that_sees_looks_at_picture_files(sandboxes, tokenizer):
+    shot = base64.b64encode(seen(1).encoded()).decode()
+    texts = (called("bash", command=f"echo {shot}|base64 -d>a.png"), called("view", path="a.png"), called("view", path="b.png"), "2")
+    sighted = of_qwen("%|$&>")
+    ended, heard = played(sandboxes, sighted, "tools", texts, tools={"machine": {"kind": "sandbox"}}, reward="exact")
+    assert ended.mistake is None and ended.reward == 1 and (ended.metrics["calls"], ended.metrics["failed_calls"]) == (3, 1)
+    [spoken] = ended.sequences
+    assert [one.encoded() for one in spoken.pictures] == [seen(1).encoded()]
+    assert '"name":"view"' in heard[0].replace(" ", "") and "error:" in heard[3]
+    _, heard = played(sandboxes, tokenizer, "tools", ("2",), tools={"machine": {"kind": "sandbox"}}, reward="exact")
+    assert '"name":"view"' not in heard[0].replace(" ", ""), "a text model is not offered it"
+
+
 def test_tools_of_a_sandbox_are_checked_before_anything_starts():
     tool = "environment.args={tools: {machine: {kind: sandbox}}, reward: exact}"
     [line] = errors(*BASE, "environment.function=tools", tool)
     assert "environment.sandbox.provider" in line and "it works in a sandbox; set the provider to auto" in line
-    with pytest.raises(ConfigError, match=r"tools.machine.only: python: no such tool; a sandbox has bash, read, edit"):
+    with pytest.raises(ConfigError, match=r"tools.machine.only: python: no such tool; a sandbox has bash, read, edit, view"):
         environments.check("tools", {"tools": {"machine": {"kind": "sandbox", "only": ["python"]}}, "reward": "exact"}, {"prompt": ""})
 
 
