@@ -44,16 +44,24 @@ class Completions:
         self.answered = False
 
     def of_prompt(self, prompt: Prompt) -> dict[str, Any]:
-        return self.of_request(Request(prompt.token_ids, self.config.rollout.max_new_tokens))
+        return self.of_request(Request(prompt.token_ids, self.config.rollout.max_new_tokens, pictures=prompt.pictures))
 
     def of_request(self, request: Request) -> dict[str, Any]:
         """Its body."""
+        self.require_none(request.pictures)
         return {
             **self.sampling(),
             **{"prompt": request.token_ids, "max_tokens": request.max_tokens, "stop": list(request.stop)},
             **{"return_token_ids": True, "include_stop_str_in_output": True},  # vLLM's own; others read over them
             "stop_token_ids": stops(self.tokenizer),
         }
+
+    def require_none(self, pictures: tuple[Any, ...]) -> None:
+        """Raises ConfigError for what a server is not sent here: it would answer without a look at it."""
+        if pictures:
+            raise ConfigError(
+                f"--endpoint {self.url}: a request has {len(pictures)} pictures, which no server is sent; leave --endpoint out"
+            )
 
     def sampling(self) -> dict[str, Any]:
         rollout, greedy = self.config.rollout, self.config.trainer.eval_samples == 1
@@ -124,6 +132,7 @@ class ChatCompletions(Completions):
     path = "chat/completions"
 
     def of_prompt(self, prompt: Prompt) -> dict[str, Any]:
+        self.require_none(prompt.pictures)
         messages = conversation(prompt.row[self.config.data.prompt], self.config.data)
         if messages[-1]["role"] == "assistant":
             text = f"row {prompt.index} ends with the assistant's message, which such a server does not go on with"
