@@ -14,6 +14,7 @@ from support.sighted import sighted
 from trainer import train_ppo
 from trainer.compare import compare
 from trainer.configs.ppo import PpoConfig
+from trainer.environments import chromium
 from trainer.errors import ConfigError, RunError
 from trainer.metrics import read
 from trainer.page import episodes
@@ -97,3 +98,15 @@ def test_a_text_model_that_is_shown_pictures_ends_the_run_with_the_row(tiny_mode
     rows = {"path": "support.environments:rows", "args": {"count": 60}, "max_prompt_tokens": 8}
     with pytest.raises(ConfigError, match=r"shots on row \d+: observation has a picture: the policy has no processor that reads pictures"):
         train_ppo.train(here(played(tiny_model, data=rows)), tmp_path)
+
+
+@pytest.mark.skipif(chromium.program() is None, reason=f"no Chromium: {chromium.MISSING}")
+def test_a_run_plays_pages_in_a_browser(model, tmp_path):
+    more: dict[str, Any] = {
+        "data": {"path": "support.environments:pages", "args": {"rows": 8}},
+        "environment": {"function": "screen", "args": {"width": 64, "height": 64, "system": ""}, "max_turns": 2, "max_tokens": 100},
+        "trainer": {"steps": 1, "eval_prompts": 0},
+    }
+    assert train_ppo.train(here(played(model, **more)), tmp_path) == 0
+    row = read(tmp_path)[-1]
+    assert row["environment/no_actions"] == 2 and row["limited"] == 0 and row["logprob_diff"] < 1e-4

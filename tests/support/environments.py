@@ -139,3 +139,10 @@ async def shots(policy: Policy, row: dict[str, Any]) -> float:
     first = await policy.generate(max_tokens=2)
     second = await policy.generate(observation=[drawn(["r", "g", "b"], policy.random), "="], max_tokens=3)
     return float(second.text.count(row["answer"]) + first.text.count(row["answer"])) / 5
+
+
+def pages(rows: int) -> list[dict[str, Any]]:
+    """Those of `buttons` with a prompt of few letters."""
+    from trainer.data.pages import buttons
+
+    return [{**row, "prompt": "count="} for row in buttons(rows, width=64, height=64)]

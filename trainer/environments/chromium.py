@@ -6,13 +6,13 @@ https://chromedevtools.github.io/devtools-protocol/. One of a process; each page
 from __future__ import annotations
 
 import asyncio
-import atexit
 import base64
 import contextlib
 import fcntl
 import json
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -34,6 +34,7 @@ FLAGS = (
     ),
     "--host-resolver-rules=MAP * ~NOTFOUND",
 )
+LEAVES_NOTHING = 'profile=$1; shift; "$@"; rm -rf "$profile"'  # also where this process was killed
 _browsers: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[Browser]] = WeakKeyDictionary()
 
 
@@ -60,7 +61,6 @@ class Browser:
         if (found := program()) is None:
             raise BrowserError(MISSING)
         profile = tempfile.mkdtemp(prefix="flotilla-chromium-")
-        atexit.register(shutil.rmtree, profile, ignore_errors=True)
         theirs, ours = _pipe(), _pipe()  # what it reads, and what it writes
 
         def lay() -> None:  # where it looks for them: numbers 3 and 4
@@ -69,6 +69,7 @@ class Browser:
 
         root = ("--no-sandbox",) if os.geteuid() == 0 else ()  # which its own sandbox refuses
         process = await asyncio.create_subprocess_exec(
+            *("sh", "-c", LEAVES_NOTHING, "sh", profile),
             *(found, *FLAGS, *root, f"--user-data-dir={profile}", "about:blank"),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
@@ -188,7 +189,7 @@ async def close() -> None:
             async with asyncio.timeout(SECONDS):
                 await browser.process.wait()
                 return
-        browser.process.kill()
+        os.killpg(browser.process.pid, signal.SIGKILL)
 
 
 def _pipe() -> tuple[int, int]:

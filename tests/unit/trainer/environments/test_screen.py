@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -112,7 +113,7 @@ def test_episodes_share_a_browser_and_nothing_else():
 
 
 @needs_chromium
-def test_the_browser_ends_with_the_process_that_started_it():
+def test_the_browser_ends_with_the_process_that_started_it_and_leaves_nothing():
     code = (
         "import asyncio, os, sys\n"
         "from trainer.environments import chromium\n"
@@ -122,11 +123,14 @@ def test_the_browser_ends_with_the_process_that_started_it():
         "        os.kill(os.getpid(), 9)\n"
         "asyncio.run(go())\n"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    folder = Path(tempfile.mkdtemp())  # a long path is too long for its sockets
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120, check=False)
     pid, deadline = int(ran.stdout), time.monotonic() + 30
     while alive(pid):
         assert time.monotonic() < deadline, "it still runs"
         time.sleep(0.1)
+    folder.rmdir()  # which nothing is left in
 
 
 def alive(pid: int) -> bool:
