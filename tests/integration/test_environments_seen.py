@@ -96,7 +96,9 @@ def test_more_pictures_than_may_be_end_the_episode_or_the_run_by_setting(model, 
 
 def test_a_text_model_that_is_shown_pictures_ends_the_run_with_the_row(tiny_model, tmp_path):
     rows = {"path": "support.environments:rows", "args": {"count": 60}, "max_prompt_tokens": 8}
-    with pytest.raises(ConfigError, match=r"shots on row \d+: observation has a picture: the policy has no processor that reads pictures"):
+    with pytest.raises(
+        ConfigError, match=r"shots on row \d+: the observation before turn 2 has a picture: the policy has no processor that reads pictures"
+    ):
         train_ppo.train(here(played(tiny_model, data=rows)), tmp_path)
 
 

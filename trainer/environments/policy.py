@@ -166,17 +166,17 @@ class Policy:
 
         A text may be a list of texts and pictures in turn: PIL images, bytes, or parts of chat messages. Raises Unreadable for others.
         """
-        if context is not None and observation != "":
+        if context is not None and not (isinstance(observation, str) and not observation):
             raise Misuse("policy.generate: give a context, which has all that was said, or an observation, which follows on it")
         if context is None:
             last = self._free()[-1:]
             spoken = last[0] if last else Spoken(self.prompt_ids, self.eyes.shown)
-            text, pictures = self.eyes.read(observation, "observation")
+            text, pictures = self.eyes.read(observation, f"the observation before turn {self.turns + 1}")
             new = Turn(self._ids(text, pictures), pictures=tuple(pictures))
         elif _is_ids(context):
             text, (spoken, new) = None, self._after_ids(list(context))
         else:
-            text, pictures = self.eyes.read(context, "context")
+            text, pictures = self.eyes.read(context, f"the context of turn {self.turns + 1}")
             spoken, new = self._after_text(text, pictures)
         answer = await self._turn(spoken, new, max_tokens, stop)
         if context is None:

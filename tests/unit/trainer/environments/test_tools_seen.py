@@ -149,13 +149,13 @@ def test_a_sequence_that_shows_other_pictures_is_another_one():
 @pytest.mark.parametrize(
     ("given", "error"),
     [
-        (["a", 5], "context: int is no picture; give a path, bytes, a data: URL or a PIL image"),
-        (["a", {"type": "image", "hash": "unknown"}], "context: a part of type image without a picture"),
-        ([{"type": "image", "path": "a.png"}], "context: 'a.png' is a path, and no file is read here"),
-        ("a <|image_pad|>", r"context: its text has the token that stands for a picture"),
+        (["a", 5], "the context of turn 1: int is no picture; give a path, bytes, a data: URL or a PIL image"),
+        (["a", {"type": "image", "hash": "unknown"}], "the context of turn 1: a part of type image without a picture"),
+        ([{"type": "image", "path": "a.png"}], "the context of turn 1: 'a.png' is a path, and no file is read here"),
+        ("a <|image_pad|>", r"the context of turn 1: its text has the token that stands for a picture"),
         (
             [{"type": "image_url", "image_url": {"url": "https://a.b/c.png"}}],
-            "context: 'https://a.b/c.png' is a URL, and nothing is fetched",
+            "the context of turn 1: 'https://a.b/c.png' is a URL, and nothing is fetched",
         ),
     ],
 )
