@@ -67,6 +67,7 @@ class Pool:
         self.tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, host: str, port: int) -> None:
+        await self.keeper.owner.start()  # which says what limits this node can hold
         server = await asyncio.start_server(self._connected, host, port, backlog=512)
         print(f"{self.room.number} sandboxes on {self.address}", flush=True)
         async with server:
@@ -74,7 +75,7 @@ class Pool:
 
     def load(self) -> dict[str, Any]:
         now = self.now()
-        unheld = [setting for kind, setting in KINDS.items() if self.keeper.owner.ready and kind not in self.keeper.owner.limits]
+        unheld = [setting for kind, setting in KINDS.items() if kind not in self.keeper.owner.limits]
         return {**now, "memory_mb": self.room.memory_mb, "unheld": unheld, "trouble": self.keeper.trouble}
 
     def now(self) -> dict[str, int]:
@@ -321,7 +322,7 @@ def main(arguments: list[str]) -> int:
     host, _, port = known.listen.rpartition(":")
     host = host.strip("[]")
 
-    async def run() -> None:
+    async def run() -> int:
         room = Room(known.number, known.memory_mb, min(known.warm, known.number))
         pool = Pool(room, token, f"{host}:{port}", known.silence)
         serving = asyncio.ensure_future(pool.serve(host, int(port)))
@@ -330,10 +331,13 @@ def main(arguments: list[str]) -> int:
         try:
             await serving
         except asyncio.CancelledError:
-            pass
+            return 0
+        except (Failed, OSError) as error:
+            print(f"sandbox pool: {error}", file=sys.stderr)
+            return 1
         finally:
             pool.keeper.owner.close()
+        return 0
 
     os.umask(0o077)
-    asyncio.run(run())
-    return 0
+    return asyncio.run(run())

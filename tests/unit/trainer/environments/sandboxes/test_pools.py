@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,7 +13,7 @@ import textwrap
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from trainer.environments.sandboxes.host.owner import PROGRAM
 from trainer.environments.sandboxes.pools import WHERE, PoolMachine, Pools
 from trainer.environments.sandboxes.providers import chosen
 from trainer.environments.sandboxes.relay import to_address
-from trainer.environments.sandboxes.spec import Lost, SandboxError, Spec
+from trainer.environments.sandboxes.spec import Lost, SandboxError, Spec, Unavailable
 from trainer.episodes import Prompt, Turn
 from trainer.models import character_tokenizer
 from trainer.rewards.terms import Reward
@@ -48,12 +49,12 @@ class Started:
         self.processes: list[subprocess.Popen[bytes]] = []
         self.addresses: list[str] = []
 
-    def start(self, *flags: str, address: str = "") -> subprocess.Popen[bytes]:
+    def start(self, *flags: str, address: str = "", python: Sequence[str] = (sys.executable,)) -> subprocess.Popen[bytes]:
         if not address:
             with socket.create_server(("127.0.0.1", 0)) as probe:
                 address = f"127.0.0.1:{probe.getsockname()[1]}"
             self.addresses.append(address)
-        command = [sys.executable, "-I", "-S", "-B", str(PROGRAM), "pool", "--listen", address, *flags]
+        command = [*python, "-I", "-S", "-B", str(PROGRAM), "pool", "--listen", address, *flags]
         self.processes.append(subprocess.Popen(command, env={"PATH": os.environ["PATH"], "RAY_AUTH_TOKEN": TOKEN}))
         return self.processes[-1]
 
@@ -222,6 +223,41 @@ def test_files_ports_and_limits_are_as_on_this_node(started, monkeypatch):
         server.close()
 
     playing(started, monkeypatch, body)
+
+
+NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+
+
+def may_run(*command: str) -> bool:
+    return os.geteuid() == 0 and shutil.which(command[0]) is not None and subprocess.run(command, check=False).returncode == 0
+
+
+@pytest.mark.skipif(
+    not may_run(*NOBODY, "/usr/bin/python3", "-c", f"open({str(PROGRAM / 'pool.py')!r})"), reason="needs root, which becomes nobody"
+)
+def test_an_ordinary_user_has_a_pool_that_says_which_limits_it_cannot_hold(started, monkeypatch):
+    started.start("--number", "2", python=(*NOBODY, "/usr/bin/python3"))
+
+    async def body(provider: Pools) -> None:
+        assert {"memory_mb", "processes"} <= {*provider.unheld()}
+        machine = await provider.create(SMALL)
+        assert (await machine.exec("touch it; ls")).stdout == "it\n"
+        assert "MemoryError" in (await machine.exec(["python3", "-c", "x = 'a' * 200_000_000"])).stderr
+        with pytest.raises(Unavailable, match=r"pool: cannot hold .*memory_mb.* for a whole sandbox \(environment.sandbox.strict\)"):
+            await chosen("pool", strict=True)
+
+    playing(started, monkeypatch, body)
+
+
+def test_a_pool_on_an_address_that_is_taken_or_without_a_token_says_so_in_one_line():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        command = [sys.executable, "-I", "-S", "-B", str(PROGRAM), "pool", "--number", "1", "--listen"]
+        command.append(f"127.0.0.1:{server.getsockname()[1]}")
+        env = {"RAY_AUTH_TOKEN": TOKEN, "PATH": os.environ["PATH"]}
+        taken = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+        assert taken.returncode == 1 and "address already in use" in taken.stderr and len(taken.stderr.splitlines()) == 1
+        bare = subprocess.run(command, env={"HOME": "/nowhere"}, capture_output=True, text=True, timeout=60, check=False)
+        assert (bare.returncode, bare.stderr.split(",")[0]) == (2, "sandbox pool: the cluster has no token")
 
 
 def test_who_does_not_know_the_token_gets_nothing(started, monkeypatch):
