@@ -14,15 +14,15 @@ Host = Annotated[str, Field(pattern=r"^(\*\.)?[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*(:\
 
 
 class SandboxConfig(Section):
-    provider: Literal["auto", "pool", "namespaces", "docker", "podman"] | None = Field(
+    provider: Literal["auto", "pool", "namespaces", "docker", "podman", "kubernetes"] | None = Field(
         default=None,
-        description="Who makes a sandbox for each episode: pool, nodes whose fleet has sandboxes in the stack file; the others, the node "
-        "that plays it. auto takes the first of these that is there. Default: none.",
+        description="Who makes a sandbox for each episode: pool, nodes whose fleet has sandboxes in the stack file; kubernetes, a pod; the "
+        "others, the node that plays it. auto takes the first of these that is there, but no pods. Default: none.",
     )
     image: Annotated[str, WITH_SANDBOX] = Field(
         default="",
-        description="Its system: a folder of the nodes, for docker and podman an image that they have; {column} is the row's. "
-        "Default: the node's own programs, read-only.",
+        description="Its system: a folder of the nodes, for docker and podman an image that they have, for kubernetes one of a registry; "
+        "{column} is the row's. Default: the node's own programs, read-only.",
     )
     folders: Annotated[dict[AbsolutePath, str], WITH_SANDBOX] = Field(
         default_factory=dict, description="Folders of the nodes that it sees at these paths, read-only, such as {/data: /mnt/data}."

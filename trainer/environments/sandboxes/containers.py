@@ -24,6 +24,7 @@ from pathlib import Path
 from trainer.environments.sandboxes.machine import MOST_FILE, Machine, require
 from trainer.environments.sandboxes.relay import Served
 from trainer.environments.sandboxes.spec import Result, SandboxError, Snapshot, Spec
+from trainer.environments.sandboxes.streams import Kept, Part, ended, feed, last_line, take
 
 START_SECONDS = 60.0  # for a container
 FILE_SECONDS = 60.0  # of reading, writing, unpacking, and what the engine does itself
@@ -58,7 +59,7 @@ class Containers:
     advice = "files of a container are on the engine's disk, to which a quota belongs"
 
     def __init__(self, engine: str) -> None:
-        self.name = engine
+        self.name = self.program = engine
         self.machines: list[Container] = []
         self.images: list[str] = []  # of snapshots
         self.ending: list[subprocess.Popen[bytes]] = []
@@ -69,7 +70,7 @@ class Containers:
             raise SandboxError(f"{self.name} is not on PATH; {INSTALL[self.name]}")
         code, _, error = await self.run("version", seconds=ANSWER_SECONDS)
         if code:
-            raise SandboxError(f"{self.name} does not answer: {_last_line(error) or f'exit code {code}'}; start its daemon on this node")
+            raise SandboxError(f"{self.name} does not answer: {last_line(error) or f'exit code {code}'}; start its daemon on this node")
 
     def unheld(self) -> list[str]:
         return ["disk_mb"]
@@ -83,7 +84,7 @@ class Containers:
             what = "environment.sandbox.network" if spec.network else f"ports {', '.join(map(str, connected or ()))}"
             raise SandboxError(f"{what}: {self.name} gives a sandbox no network at all; provider=namespaces lets chosen hosts through")
         image = Path(snapshot.path).read_text() if snapshot else spec.image
-        machine = Container(self, spec)
+        machine = self.made(spec)
         self.machines.append(machine)
         try:
             async with asyncio.timeout(START_SECONDS):
@@ -96,22 +97,38 @@ class Containers:
             raise
         return machine
 
+    def made(self, spec: Spec) -> Container:
+        return Container(self, spec)
+
+    def within(self, name: str) -> tuple[str, ...]:
+        """Words of the client before those of a command in a container."""
+        return "exec", "--interactive", name
+
+    def own_words(self, error: bytes, code: int, *, whole: bool) -> bytes:
+        """What a command wrote there, without what the client adds. Raises SandboxError where, of all that was written, the client's words
+        show that it failed itself."""
+        return error
+
+    def removal(self, name: str) -> tuple[str, ...]:
+        return "rm", "--force", name
+
     async def run(self, *words: str, stdin: bytes = b"", seconds: float = FILE_SECONDS, most: int = MOST_FILE) -> tuple[int, bytes, bytes]:
         """Exit code and output of the engine's client. Raises SandboxError at the deadline."""
         process = await self.client(*words)
-        out, err = _Kept(most), _Kept(PIECE)
+        out, err = Kept(most), Kept(PIECE)
         try:
             async with asyncio.timeout(seconds):
-                await asyncio.gather(_feed(process, stdin), _take(process.stdout, out), _take(process.stderr, err))
-                return await process.wait(), bytes(out.data), bytes(err.data)
+                await asyncio.gather(feed(process, stdin), take(process.stdout, out), take(process.stderr, err))
+                code = await process.wait()
+            return code, bytes(out.data), self.own_words(bytes(err.data), code, whole=words[0] == "exec")
         except TimeoutError:
             raise SandboxError(f"{self.name} {words[0]} did not answer within {seconds:g} s") from None
         finally:
-            await _ended(process)
+            await ended(process)
 
     async def client(self, *words: str) -> asyncio.subprocess.Process:
         pipe = asyncio.subprocess.PIPE
-        return await asyncio.create_subprocess_exec(self.name, *words, stdin=pipe, stdout=pipe, stderr=pipe)
+        return await asyncio.create_subprocess_exec(self.program, *words, stdin=pipe, stdout=pipe, stderr=pipe)
 
     def kept(self, text: str) -> str:
         """The path of a file that has this text."""
@@ -124,7 +141,7 @@ class Containers:
         """Have the engine remove something; nobody waits for it before `close`."""
         quiet = subprocess.DEVNULL
         self.ending = [each for each in self.ending if each.poll() is None]
-        self.ending.append(subprocess.Popen([self.name, *words], stdin=quiet, stdout=quiet, stderr=quiet))
+        self.ending.append(subprocess.Popen([self.program, *words], stdin=quiet, stdout=quiet, stderr=quiet))
 
     def close(self) -> None:
         """End all sandboxes."""
@@ -170,7 +187,7 @@ class Container(Machine):
         self.holder = await self.owner.client("run", *options, "--entrypoint=/bin/sh", image, "-c", first, "flotilla", spec.workdir)
         assert self.holder.stdout and self.holder.stderr
         if await self.holder.stdout.readline() != b"ready\n":
-            error = _last_line(await self.holder.stderr.read()) or "no word why"
+            error = last_line(await self.holder.stderr.read()) or "no word why"
             raise SandboxError(f"{self.provider} cannot start {image}: {error}; is the image on this node?")
 
     async def exec(
@@ -195,17 +212,15 @@ class Container(Machine):
         if len(session) > 60 or re.search(r"[^\w-]", session):
             raise SandboxError(f"session {session[:60]!r}: give up to 60 letters, digits, _ and -")
         seconds = timeout or self.spec.timeout
-        kept = _Kept(self.spec.output if output is None else output)
-        outs = [_Part(kept, "stdout", on_output), _Part(kept, "stderr", on_output)]
-        process = await self._client(
-            "exec", "--interactive", self.name, "sh", "-c", COMMAND, "sh", number, session, cwd or "", line, *words
-        )
+        kept = Kept(self.spec.output if output is None else output)
+        outs = [Part(kept, "stdout", on_output), Part(kept, "stderr", on_output)]
+        process = await self._client(*self.owner.within(self.name), "sh", "-c", COMMAND, "sh", number, session, cwd or "", line, *words)
         late = False
         try:
-            fed = asyncio.ensure_future(_feed(process, stdin.encode() if isinstance(stdin, str) else stdin))
+            fed = asyncio.ensure_future(feed(process, stdin.encode() if isinstance(stdin, str) else stdin))
             try:
                 async with asyncio.timeout(seconds):
-                    await asyncio.gather(_take(process.stdout, outs[0]), _take(process.stderr, outs[1]))
+                    await asyncio.gather(take(process.stdout, outs[0]), take(process.stderr, outs[1]))
                     code = await process.wait()
             except TimeoutError:
                 late, code = True, -9
@@ -213,16 +228,17 @@ class Container(Machine):
             finally:
                 fed.cancel()
         except asyncio.CancelledError:
-            self.owner.end("exec", self.name, "sh", "-c", END, "sh", number)
+            self.owner.end(*self.owner.within(self.name), "sh", "-c", END, "sh", number)
             raise
         finally:
-            await _ended(process)
+            await ended(process)
         self._require()
         if code in ENGINE_CODES and (await self._sh(f"[ -e {STATE}/pid.{number} ]"))[0]:  # the command has not begun
-            raise SandboxError(f"{self.provider} exec: {_last_line(bytes(outs[1].data))}")
+            raise SandboxError(f"{self.provider} exec: {last_line(bytes(outs[1].data))}")
         killed = code == 137 and not late and await self._out_of_memory()
-        out, err = (bytes(each.data).decode(errors="replace") for each in outs)
-        return Result(code, out, err, time.monotonic() - began, late, kept.left_out, killed)
+        out, err = bytes(outs[0].data), self.owner.own_words(bytes(outs[1].data), code, whole=not late and not kept.left_out)
+        texts = out.decode(errors="replace"), err.decode(errors="replace")
+        return Result(code, *texts, time.monotonic() - began, late, kept.left_out, killed)
 
     async def _out_of_memory(self) -> bool:
         """Whether the limit ended a process since this was asked last."""
@@ -233,7 +249,7 @@ class Container(Machine):
     async def read(self, path: str, most: int = MOST_FILE) -> bytes:
         code, content, error = await self._sh('[ ! -d "$1" ] || { echo "$1: Is a directory" >&2; exit 1; }; cat <"$1"', path, most=most + 1)
         if code and len(content) <= most:
-            raise OSError(_last_line(error) or f"{path}: cannot be read")
+            raise OSError(last_line(error) or f"{path}: cannot be read")
         if len(content) > most:
             raise OSError(f"{path}: more than {most} bytes")
         return content
@@ -246,24 +262,18 @@ class Container(Machine):
         await self._done(f'case "$1" in */*) mkdir -p "${{1%/*}}/" || exit;; esac; cat >"$1"{change}', path, stdin=body)
 
     async def unpack(self, archive: bytes, path: str) -> None:
-        with tarfile.open(fileobj=io.BytesIO(archive)) as found:
-            for member in found:
-                for name in (member.name, member.linkname if member.islnk() else ""):
-                    if name.startswith("/") or ".." in name.split("/"):
-                        raise OSError(f"{member.name}: leads out of {path}")
-                if member.isdev():
-                    raise OSError(f"{member.name}: is a device")
+        require_inside(archive, path)
         await self._done('mkdir -p "$1"', path)
         self._require()
         code, _, error = await self.owner.run("cp", "-", f"{self.name}:{path}", stdin=archive)
         if code:
-            raise OSError(f"{path}: {_last_line(error)}")
+            raise OSError(f"{path}: {last_line(error)}")
 
     async def snapshot(self) -> Snapshot:
         self._require()
         code, image, error = await self.owner.run("commit", "--pause=true", self.name)
         if code:
-            raise SandboxError(f"{self.provider} commit: {_last_line(error)}")
+            raise SandboxError(f"{self.provider} commit: {last_line(error)}")
         self.owner.images.append(image.decode().split()[-1])
         return Snapshot(self.provider, self.spec.image, self.owner.kept(self.owner.images[-1]), 0)
 
@@ -279,7 +289,7 @@ class Container(Machine):
         if self.holder:
             with contextlib.suppress(ProcessLookupError):
                 self.holder.kill()
-            self.owner.end("rm", "--force", self.name)
+            self.owner.end(*self.owner.removal(self.name))
 
     async def _client(self, *words: str) -> asyncio.subprocess.Process:
         self._require()
@@ -288,14 +298,14 @@ class Container(Machine):
     async def _sh(self, script: str, *words: str, stdin: bytes = b"", most: int = MOST_FILE) -> tuple[int, bytes, bytes]:
         self._require()
         try:
-            return await self.owner.run("exec", "--interactive", self.name, "sh", "-c", script, "sh", *words, stdin=stdin, most=most)
+            return await self.owner.run(*self.owner.within(self.name), "sh", "-c", script, "sh", *words, stdin=stdin, most=most)
         finally:
             self._require()
 
     async def _done(self, script: str, path: str, stdin: bytes = b"") -> None:
         code, _, error = await self._sh(script, path, stdin=stdin)
         if code:
-            raise OSError(_last_line(error) or f"{path}: exit code {code}")
+            raise OSError(last_line(error) or f"{path}: exit code {code}")
 
     def _require(self) -> None:
         """Raises SandboxError where it has ended."""
@@ -303,55 +313,12 @@ class Container(Machine):
             raise SandboxError(f"the sandbox is gone: {'it was closed' if self.closed else 'its container has ended'}")
 
 
-class _Kept:
-    """The first bytes of what comes."""
-
-    def __init__(self, most: int):
-        self.room, self.left_out, self.data = most, 0, bytearray()
-
-    def add(self, data: bytes) -> bytes:
-        taken = data[: self.room]
-        self.room -= len(taken)
-        self.left_out += len(data) - len(taken)
-        self.data += taken
-        return taken
-
-
-class _Part:
-    """Of one stream, beside another that fills the same room."""
-
-    def __init__(self, kept: _Kept, stream: str, on_output: Callable[[str, bytes], None] | None):
-        self.kept, self.stream, self.on_output, self.data = kept, stream, on_output, bytearray()
-
-    def add(self, data: bytes) -> bytes:
-        taken = self.kept.add(data)
-        self.data += taken
-        if taken and self.on_output:
-            self.on_output(self.stream, taken)
-        return taken
-
-
-async def _take(stream: asyncio.StreamReader | None, kept: _Kept | _Part) -> None:
-    while stream and (data := await stream.read(PIECE)):
-        kept.add(data)
-
-
-async def _feed(process: asyncio.subprocess.Process, data: bytes) -> None:
-    assert process.stdin
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has ended, or reads no more
-        process.stdin.write(data)
-        await process.stdin.drain()
-        process.stdin.close()
-
-
-async def _ended(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-
-
-def _last_line(text: bytes) -> str:
-    """Of what an engine said, less Docker's advice to read its help."""
-    lines = [line for line in text.decode(errors="replace").splitlines() if line.strip() and "--help" not in line]
-    return (lines or [""])[-1]
+def require_inside(archive: bytes, path: str) -> None:
+    """Raises OSError for a tar archive that leads out of the folder."""
+    with tarfile.open(fileobj=io.BytesIO(archive)) as found:
+        for member in found:
+            for name in (member.name, member.linkname if member.islnk() else ""):
+                if name.startswith("/") or ".." in name.split("/"):
+                    raise OSError(f"{member.name}: leads out of {path}")
+            if member.isdev():
+                raise OSError(f"{member.name}: is a device")

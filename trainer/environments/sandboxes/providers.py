@@ -9,6 +9,7 @@ from typing import Protocol
 from trainer.environments.sandboxes.containers import Containers
 from trainer.environments.sandboxes.machine import Machine
 from trainer.environments.sandboxes.namespaces import Namespaces
+from trainer.environments.sandboxes.pods import Pods
 from trainer.environments.sandboxes.pools import Pools, there
 from trainer.environments.sandboxes.relay import Served
 from trainer.environments.sandboxes.spec import SandboxError, Snapshot, Spec, Unavailable
@@ -40,13 +41,14 @@ PROVIDERS: dict[str, Callable[[], Provider]] = {
     "namespaces": Namespaces,
     "docker": partial(Containers, "docker"),
     "podman": partial(Containers, "podman"),
+    "kubernetes": Pods,
 }
 
 
 async def chosen(name: str, *, strict: bool = False, wait: float = 600.0) -> Provider:
-    """The provider of this name; `auto`: the first that runs here, pools only where the cluster has some. Raises Unavailable."""
+    """The provider of this name; `auto`: the first that runs here, pools where the cluster has some, never pods. Raises Unavailable."""
     wrong: list[str] = []
-    for each in [each for each in PROVIDERS if each != "pool" or there()] if name == "auto" else [name]:
+    for each in [each for each in PROVIDERS if each != "kubernetes" and (each != "pool" or there())] if name == "auto" else [name]:
         provider = PROVIDERS[each]()
         if isinstance(provider, Pools):
             provider.wait = wait
