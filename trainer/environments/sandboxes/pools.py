@@ -30,6 +30,7 @@ queued: ContextVar[Callable[[bool], None]] = ContextVar("queued", default=lambda
 WHERE = "FLOTILLA_SERVICE_SANDBOXES_ALL"  # the node agent's, for jobs: addresses of all pools, with commas
 BEAT_SECONDS = 2.0  # pools take an owner for dead after host/pool.py SILENCE
 HEAR_SECONDS = 10.0  # for a pool to answer a beat
+END_SECONDS = 1.0  # for a thread to end, unless it waits for a pool that does not answer
 AGAIN_SECONDS = 1.0  # between two attempts to reach one
 SLICE = 5.0  # seconds in the line of one pool, where there are others
 SAY_SECONDS = 10.0  # between two lines about what is waited for
@@ -223,7 +224,7 @@ class Pools:
         for each in self.watches:
             each.closing.set()
         for each in self.watches:
-            each.join(HEAR_SECONDS) if each.is_alive() else None
+            each.join(END_SECONDS) if each.is_alive() else None
         if self.folder:
             for path in Path(self.folder).iterdir():
                 path.unlink()

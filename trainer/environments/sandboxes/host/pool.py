@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -34,7 +35,7 @@ MOST_WAIT = 3600.0  # seconds that a client may wait in line
 LINK_SECONDS = 20.0  # for a client to fetch a connection
 PIECE = 1 << 16
 MOST_AHEAD = 4 << 20  # bytes that a slow client may let wait, after which its sandbox is not read from
-STRANGERS = 64  # connections at a time that have not shown the token
+STRANGERS = 1024  # connections at a time that have not shown the token
 GONE = (ConnectionError, asyncio.IncompleteReadError, frames.Closed)
 
 
@@ -340,4 +341,6 @@ def main(arguments: list[str]) -> int:
         return 0
 
     os.umask(0o077)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # two for each sandbox, and more for its connections
     return asyncio.run(run())

@@ -215,11 +215,14 @@ def test_files_ports_and_limits_are_as_on_this_node(started, monkeypatch):
         big = await other.exec(["python3", "-c", "x = 'a' * 200_000_000"])
         assert big.out_of_memory or "MemoryError" in big.stderr
         assert (await machine.exec("sleep 60", timeout=0.3)).timed_out
+        await other.exec("for i in $(seq 90); do sleep 9 & done 2>/dev/null")
         other.close()
         await until(lambda: started.value("in_use") == 2, "the end of one")
         assert started.value('limited_total{limit="timeout"}') == 1
         if "memory_mb" not in provider.unheld():
             assert started.value('limited_total{limit="memory"}') == 1
+        if "processes" not in provider.unheld():
+            assert started.value('limited_total{limit="processes"}') == 1
         server.close()
 
     playing(started, monkeypatch, body)
