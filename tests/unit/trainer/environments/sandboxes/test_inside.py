@@ -6,10 +6,13 @@ import asyncio
 import base64
 import json
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from support.configs import BASE, errors
 from support.json_server import JsonHandler, served
@@ -131,6 +134,36 @@ def test_an_agent_runs_inside_and_reaches_the_policy_alone(tokenizer, tmp_path, 
         assert "python3 ended with exit code 2: python3: can't open file" in ended.mistake.text
     finally:
         made.close()
+
+
+OPENAI = """
+import json, os, subprocess, sys
+from openai import OpenAI
+row, client = json.load(sys.stdin), OpenAI(timeout=30)
+said = client.chat.completions.create(model=os.environ["OPENAI_MODEL"], messages=[{"role": "user", "content": row["prompt"]}])
+done = subprocess.run(said.choices[0].message.content, shell=True, capture_output=True, text=True)
+print(float(done.stdout.strip() == row["answer"]))
+"""
+
+
+def test_an_agent_of_the_openai_package_runs_inside_unchanged(tokenizer, tmp_path):
+    """With packages of this environment, whose Python is of the version that sandboxes have in /usr."""
+    system = subprocess.run(
+        ["/usr/bin/python3", "-c", "import sys; print(sys.version_info[:2])"], capture_output=True, text=True, check=False
+    )
+    if system.stdout.strip() != str(sys.version_info[:2]):
+        pytest.skip(f"/usr/bin/python3 is {system.stdout.strip() or 'not there'}, packages are for {sys.version_info[:2]}")
+    (tmp_path / "agent.py").write_text(OPENAI)
+    tmp_path.chmod(0o755)
+    site = Path(openai.__file__).parents[1]
+    config = SandboxConfig(provider="namespaces", folders={"/agent": str(tmp_path), "/site": str(site)}, memory_mb=1024)
+    made = Sandboxes(config)
+    try:
+        args = {"command": ["/usr/bin/env", "PYTHONPATH=/site", "/usr/bin/python3", "agent.py"], "cwd": "/agent"}
+        ended, _ = played(made, tokenizer, "agent", ("echo 2",), **args)
+    finally:
+        made.close()
+    assert ended.reward == 1, ended
 
 
 def test_a_listed_host_is_reached_by_a_proxy_and_no_other(monkeypatch):
