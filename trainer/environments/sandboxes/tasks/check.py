@@ -36,6 +36,7 @@ TOLD = {
     "leaking": "its environment has files of its tests or solution",
     "weak": "half of its solution passes, or another task's",
 }
+PROVIDERS = ("auto", "namespaces", "docker", "podman")
 ORACLE_PASSES = 1.0
 SMALLEST_LEAK = 16  # bytes: shorter files are alike by chance
 
@@ -136,7 +137,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--at-once", type=int, default=4, metavar="N", help="tasks at a time (4)")
     parser.add_argument("--memory-mb", type=int, default=2048, metavar="MB", help="most memory of a task (2048)")
     parser.add_argument("--disk-mb", type=int, default=1024, metavar="MB", help="most disk of a task (1024)")
-    parser.add_argument("--image", default="", help="folder with the system that tasks build on; default: this machine's programs")
+    parser.add_argument("--provider", choices=PROVIDERS, default="auto", help="what makes the sandboxes (auto)")
+    parser.add_argument(
+        "--image", default="", help="what tasks build on: a folder, or for containers a name; default: this machine's programs"
+    )
     parser.add_argument("--keep", metavar="FILE", help="write the names of good tasks, for data.args.only")
     parser.add_argument("--json", metavar="FILE", help="write all verdicts")
     given = whole.parse_args(argv)
@@ -144,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (value := getattr(given, name)) < 1:
             parser.error(f"--{name.replace('_', '-')}: {value}; at least 1")
     limits = {"cpu": 4, "memory_mb": max(16, given.memory_mb), "disk_mb": given.disk_mb, "processes": 256}
-    config = SandboxConfig.model_validate({"provider": "auto", "image": given.image, **limits})
+    config = SandboxConfig.model_validate({"provider": given.provider, "image": given.image, **limits})
     try:
         folders = task_folders(given.tasks, given.repos)
         verdicts = asyncio.run(all_judged(folders, config, given.runs, given.at_once))
