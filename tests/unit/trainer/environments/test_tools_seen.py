@@ -138,12 +138,27 @@ def test_a_sequence_that_shows_other_pictures_is_another_one():
     async def once(policy: Policy) -> None:
         await policy.generate(["a", FIRST.image(), "b"])
         await policy.generate(["a", FIRST.image(), "b1", SECOND.image()])
-        await policy.generate(["a", SECOND.image(), "b1", SECOND.image()])
-        await policy.generate(["a", SECOND.image(), "b", "1", SECOND.image(), "3", Image.new("RGB", (16, 16))])
+        await policy.generate(["a", SECOND.image(), "b1", SECOND.image(), "2"])  # of the same words
+        await policy.generate(["a", SECOND.image(), "b", "1", SECOND.image(), "23", Image.new("RGB", (16, 16))])
 
     talk.run(once)
     assert [len(spoken.pictures) for spoken in talk.policy.sequences] == [2, 3]
     assert [len(spoken.turns) for spoken in talk.policy.sequences] == [3, 3]
+
+
+def test_a_conversation_whose_picture_was_replaced_is_another_one():
+    talk = Talk(of_qwen(), "1", "2", "3")
+
+    async def once(policy: Policy) -> None:
+        for shot in (FIRST, FIRST, SECOND):
+            messages = [{"role": "user", "content": [{"type": "image", "image": shot.image()}]}]
+            if policy.turns:
+                messages += [{"role": "assistant", "content": "1"}, {"role": "user", "content": "go"}]
+            await policy.chat(messages)
+
+    talk.run(once)
+    assert [[one.where for one in spoken.pictures] for spoken in talk.policy.sequences] == [["message 0"], ["message 0"]]
+    assert [spoken.pictures[0].encoded() for spoken in talk.policy.sequences] == [FIRST.encoded(), SECOND.encoded()]
 
 
 @pytest.mark.parametrize(
