@@ -78,7 +78,7 @@ class DataConfig(Section):
         description="Column of a row's pictures, for models that see; null reads none. <image> in the prompt is the place of one.",
     )
     images_folder: str | None = Field(default=None, description="Folder that paths of pictures are in. Default: that of data.path.")
-    max_images: int = Field(default=16, ge=1, description="Most pictures of a prompt.")
+    max_images: int = Field(default=16, ge=1, description="Most pictures of a prompt, with those that an environment adds to it.")
     max_pixels: int | None = Field(default=None, ge=1, description="Most pixels of a picture. Default: what the model's processor sets.")
     oversized: Literal["resize", "error"] = Field(default="resize", description="Whether larger pictures are made smaller or an error.")
     max_prompt_tokens: int = Field(default=1024, ge=1, description="Longest prompt, with the tokens of its pictures.")
