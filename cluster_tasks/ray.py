@@ -56,7 +56,8 @@ def ray_cluster(stack: Stack, site: Site) -> dict[str, Any]:
         fleets=[first.name],
         **software.software(stack, fleets, NODE_AGENT.name),
         user=_user(stack, fleets),
-        privileged=bool(site.mount) or None,
+        # Docker's own filter keeps a container from making namespaces, which sandboxes are.
+        privileged=bool(site.mount) or any(fleet.sandboxes for fleet in fleets) or None,
         shell="bash",
         env=_environment(stack, fleets),
         groups=groups if several else None,

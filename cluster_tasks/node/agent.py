@@ -92,7 +92,7 @@ def run_node(settings: Settings) -> int:
 def brought(settings: Settings) -> Iterator[Path]:
     """What dstack put here as root, with the modes that the files had where they came from: the agent, and the job's files."""
     agent = Path(__file__).parent
-    yield from (agent, *agent.glob("*.py"))
+    yield from (agent, *agent.rglob("*"))
     for name in (settings.working_dir, settings.runtime_env):
         if name:
             yield from (Path(name), *Path(name).rglob("*"))

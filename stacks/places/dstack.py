@@ -133,10 +133,15 @@ def _bucket(stack: Stack) -> Iterator[PydanticCustomError]:
 
 
 def mounts(stack: Stack) -> Iterator[PydanticCustomError]:
+    unable = [entry.type for entry in stack.backends if not entry.known.mounts]
+    for index, fleet in enumerate(stack.fleets):
+        if fleet.sandboxes and unable:
+            text = f"takes a privileged container, which {', '.join(unable)} does not start; leave it out, or take other backends"
+            yield setting_error(text, "fleets", index, "sandboxes")
     if stack.checkpoints.kind != "bucket":
         return
-    if without := [entry.type for entry in stack.backends if not entry.known.mounts]:
-        text = f"bucket is mounted by a privileged container, which {', '.join(without)} does not start; take {_kept(stack)}"
+    if unable:
+        text = f"bucket is mounted by a privileged container, which {', '.join(unable)} does not start; take {_kept(stack)}"
         yield setting_error(text, "checkpoints", "kind")
 
 

@@ -143,6 +143,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"backends": ["runpod"], "checkpoints": {"kind": "instance"}},
         "flotilla:checkpoints.kind: instance is a folder of a machine, and runpod lends containers alone; take network,",
     ),
+    "sandboxes in a container": (
+        {
+            "backends": ["runpod"],
+            "fleets": fleet(sandboxes={"number": 4}, regions=["EU-RO-1"]),
+            "checkpoints": {"kind": "network", "volume": "kept", "size": "100GB"},
+        },
+        "flotilla:fleets[0].sandboxes: takes a privileged container, which runpod does not start; leave it out, or take other backends",
+    ),
     "a bucket in a container": (
         {"backends": ["runpod", "vastai"]},
         "bucket is mounted by a privileged container, which runpod, vastai does not start; take other backends",

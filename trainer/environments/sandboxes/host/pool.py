@@ -20,6 +20,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,6 +63,7 @@ class Pool:
         self.silence, self.meter = silence, Meter()
         self.keeper = Keeper(room, self.meter)
         self.owners: dict[str, set[asyncio.Task[None]]] = {}
+        self.watching: Counter[str] = Counter()  # connections of each owner
         self.leases: dict[str, Lease] = {}
         self.strangers = 0
         self.count = 0
@@ -124,18 +126,20 @@ class Pool:
 
     async def _watch(self, owner: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         leases = self.owners.setdefault(owner, set())
+        self.watching[owner] += 1
         try:
             while True:
                 writer.write(frames.packed(self.load()))
                 await asyncio.wait_for(received(reader), self.silence)
         finally:
-            if self.owners.get(owner) is leases:
-                del self.owners[owner]
-            self.meter.counts["expired"] += len(leases)
-            if leases:
-                print(f"an owner has ended or is silent: {len(leases)} sandboxes of it end", flush=True)
-            for task in leases:
-                task.cancel()
+            self.watching[owner] -= 1
+            if not self.watching[owner]:  # else it has called again before this connection's end was seen
+                del self.watching[owner], self.owners[owner]
+                self.meter.counts["expired"] += len(leases)
+                if leases:
+                    print(f"an owner has ended or is silent: {len(leases)} sandboxes of it end", flush=True)
+                for task in leases:
+                    task.cancel()
 
     async def _lease(self, request: dict[str, Any], body: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.count += 1

@@ -28,7 +28,7 @@ from trainer.environments.sandboxes import pools as module
 from trainer.environments.sandboxes.episode import Sandboxes
 from trainer.environments.sandboxes.host import entry
 from trainer.environments.sandboxes.host.owner import PROGRAM
-from trainer.environments.sandboxes.pools import WHERE, PoolMachine, Pools
+from trainer.environments.sandboxes.pools import WHERE, PoolMachine, Pools, Watch
 from trainer.environments.sandboxes.providers import chosen
 from trainer.environments.sandboxes.relay import to_address
 from trainer.environments.sandboxes.spec import Lost, SandboxError, Spec, Unavailable
@@ -348,6 +348,26 @@ def test_a_killed_pool_takes_its_sandboxes_along_and_another_one_goes_on(started
         pool.wait()
         started.start("--number", "2", address=started.addresses[0])
         assert (await (await provider.create(SMALL)).exec("echo again")).stdout == "again\n"
+
+    playing(started, monkeypatch, body)
+
+
+def test_an_owner_that_calls_again_keeps_what_it_has(started, monkeypatch):
+    started.start("--number", "2", "--silence", "3")
+
+    async def body(provider: Pools) -> None:
+        machine = await provider.create(SMALL)
+        second = Watch(provider.watches[0].host, provider.watches[0].port, provider.watches[0].key, provider.owner)
+        second.start()
+        await until(lambda: second.load, "the second one")
+        provider.watches[0].closing.set()
+        await asyncio.to_thread(provider.watches[0].join)
+        await asyncio.sleep(1)
+        assert (await machine.exec("echo here")).stdout == "here\n" and started.value("expired_total") == 0
+        assert (await (await provider.create(SMALL)).exec("echo too")).stdout == "too\n"
+        second.closing.set()
+        await until(lambda: started.value("in_use") == 0, "the end of all")
+        assert started.value("expired_total") == 2
 
     playing(started, monkeypatch, body)
 
