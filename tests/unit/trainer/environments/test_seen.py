@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.playing import episodes_of, played, shown
 from support.seeing import loaded, plain, said, seen
 from support.sighted import QUICK, sighted
@@ -63,6 +65,11 @@ def test_what_was_seen_after_any_turn_is_what_transformers_alone_would_see(kind,
     policy, sight, tokenizer = loaded(folder)
     for cut in ({"budget": 2000, "one_row": True}, {"budget": 2000, "alone": True}):
         assert said(policy, sight, rollout.sequences, cut)[learned].tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+    first, second = rollout.sequences
+    others = replace(first, pictures=tuple(seen(90 + i, one.size) for i, one in enumerate(first.pictures)))
+    cut, at = {"budget": 2000, "one_row": True}, len(first.response_ids)
+    before, after = (said(policy, sight, [each, second], cut) for each in (first, others))
+    assert torch.equal(before[at:], after[at:]) and not torch.equal(before[:at], after[:at]), "a neighbour's pictures change no bit"
     processor = processor_of(tokenizer)
     assert processor
     for episode in episodes:
