@@ -57,10 +57,10 @@ class Rm(Offline[RmConfig]):
         """The last token of a sequence is predicted but never fed, so a token after the answer has it read to its end."""
         margin = {"margin": [float(row.row[self.config.data.margin])]} if self.config.data.margin else {}
         ids = [
-            conversation_ids(self.chat, self.tokenizer, row.row["prompt"], row.row[which], f"data.{which}: row {row.index}")
+            conversation_ids(self.chat, self.tokenizer, row.row["prompt"], row.row[which], f"data.{which}: row {row.index}", row.pictures)
             for which in ("chosen", "rejected")
         ]
-        return [Sequence(each, [each[-1]], margin) for each in ids]
+        return [Sequence(each, [each[-1]], margin, pictures=row.pictures) for each in ids]
 
 
 if __name__ == "__main__":

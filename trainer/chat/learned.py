@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from trainer.chat.messages import Message, Unreadable, read, shows
+from trainer.chat.messages import IMAGE, Message, Unreadable, placed, read, shows
 from trainer.chat.pictures import Picture
 from trainer.chat.processor import processor_of
 from trainer.chat.template import SAYS, Chat
@@ -53,19 +53,34 @@ def answer(chat: Chat, messages: Sequence[Message], text: str) -> list[int]:
     return [*ids, chat.tokenizer.convert_tokens_to_ids(end)]  # type: ignore[list-item]
 
 
-def judged(chat: Chat | None, tokenizer: PreTrainedTokenizerBase, prompt: Any, text: str) -> Any:
+def judged(chat: Chat | None, tokenizer: PreTrainedTokenizerBase, prompt: Any, text: str, pictures: Sequence[Any] = ()) -> Any:
     """What a classifier reads of a prompt and an answer, as a tokenizer returns it: by the chat template, or as a pair of texts.
 
-    Raises Unreadable.
+    With the tokens of the prompt's `pictures`. Raises Unreadable.
     """
     if not chat and not isinstance(prompt, str):
         raise Unreadable("the prompt is chat messages, and the tokenizer has no chat template")
+    if pictures:
+        return _judged_by_sight(chat, tokenizer, prompt, text, pictures)
     if not chat and tokenizer.sep_token is None:  # then what some put between the two, and behind, would be the end of a text
         return {"input_ids": [*alone([prompt], tokenizer)[0], *following(text, tokenizer)]}
     if not chat:
         return tokenizer(prompt, text)
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else read(prompt)
     return tokenizer(chat.text(joined(messages, {"role": "assistant", "content": text})), add_special_tokens=False)
+
+
+def _judged_by_sight(chat: Chat | None, tokenizer: PreTrainedTokenizerBase, prompt: Any, text: str, pictures: Sequence[Any]) -> Any:
+    processor = processor_of(tokenizer)
+    if processor is None:
+        raise Unreadable(f"{len(pictures)} pictures, and the model reads text only")
+    shown = placed(prompt, len(pictures)) if isinstance(prompt, str) else prompt
+    if not chat:
+        opening = "".join(processor.mark if part == IMAGE else part["text"] for part in shown)
+        return {"input_ids": [*alone([processor.expanded(opening, pictures)], tokenizer)[0], *following(text, tokenizer)]}
+    messages = [{"role": "user", "content": shown}] if isinstance(prompt, str) else read(prompt, pictures=True)
+    whole = chat.text(joined(messages, {"role": "assistant", "content": text}))
+    return tokenizer(processor.expanded(whole, pictures), add_special_tokens=False)
 
 
 def joined(messages: Sequence[Message], answer: Message) -> list[Message]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Message = dict[str, Any]
+MARK = "<image>"  # where a text has a picture of its row
 IMAGE = {"type": "image"}  # a part that stands for a picture
 TEXTS = ("text", "input_text", "output_text")  # types of parts that are text
 
@@ -64,6 +65,15 @@ def _parts(content: list[Any], where: str) -> list[Message]:
         else:
             found.append({"type": "text", "text": text([part], where)})
     return found
+
+
+def placed(content: str, count: int) -> list[Message]:
+    """A text with so many pictures as parts: at its marks, or before it where it has none."""
+    first, *rest = (content if MARK in content else MARK * count + content).split(MARK)
+    parts = [{"type": "text", "text": first}]
+    for each in rest:
+        parts += [IMAGE, {"type": "text", "text": each}]
+    return [part for part in parts if part.get("text") != ""]
 
 
 def text(content: Any, where: str) -> str:

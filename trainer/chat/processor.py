@@ -16,6 +16,7 @@ from trainer.chat.tokens import within
 
 KEPT_BYTES = 1 << 30  # of pixels that a process keeps for the next time
 TEXTS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids", "text_replacement_offsets", "labels")
+TYPES = ("mm_token_type_ids", "token_type_ids")  # by which a family is told which tokens are of pictures
 SPECIALS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")  # of Qwen's
 BORDERS = (SPECIALS[:2], ("<|begin_of_image|>", "<|end_of_image|>"))  # around a picture: Qwen's, GLM's
 MADE = {"qwen2_vl": "Qwen2VLProcessor", "qwen2_5_vl": "Qwen2_5_VLProcessor", "qwen3_vl": "Qwen3VLProcessor"}  # for random weights
@@ -87,6 +88,12 @@ class Processor:
         if not self._blank:
             self._blank = self._look(look_at(Image.new("RGB", (64, 64), (128, 128, 128)), "blank", Limits()))
         return self._blank
+
+    def fed(self, ids: Any, pictures: Sequence[Picture], image: int) -> dict[str, Any]:
+        """What transformers' own model takes beside the ids (1, L) of a sequence with these pictures, whose tokens are `image`."""
+        found = self.own(text=[self.place * len(pictures)], images=[[picture.image() for picture in pictures]], return_tensors="pt")
+        types = {name: (ids == image).long() for name in TYPES if name in found}
+        return {name: value for name, value in found.items() if name not in TEXTS} | types
 
     def examples(self) -> list[tuple[Picture, dict[str, Any]]]:
         """Two pictures, and all tensors that transformers' processor makes of a prompt with each; but the mask, which hides nothing."""

@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.chat.messages import TEXTS, Unreadable, is_messages
+from trainer.chat.messages import IMAGE, MARK, TEXTS, Unreadable, is_messages, placed
 from trainer.chat.pictures import Limits, Picture, of_base64, picture
 from trainer.configs.data import DataConfig
 from trainer.data.rows import Row
 from trainer.errors import ConfigError
 
-MARK = "<image>"  # where a text has a picture of the column
 KINDS = ("image", "image_url", "input_image")  # types of parts that are pictures: Hugging Face's and Anthropic's, OpenAI's two
 
 
@@ -81,17 +80,13 @@ class _Taking:
 
     def text(self, text: str) -> list[dict[str, str]]:
         """Parts; without a mark pictures come first."""
-        if MARK not in text:
-            text = MARK * len(self.of_column) + text
-        return self._marked(text)
+        return self._marked(text if MARK in text else MARK * len(self.of_column) + text)
 
     def _marked(self, text: str) -> list[dict[str, str]]:
-        first, *rest = text.split(MARK)
-        parts = [{"type": "text", "text": first}]
-        for each in rest:
+        parts = placed(text, 0)
+        for _ in range(parts.count(IMAGE)):
             self.next()
-            parts += [{"type": "image"}, {"type": "text", "text": each}]
-        return [part for part in parts if part.get("text") != ""]
+        return parts
 
     def messages(self, messages: Any) -> list[dict[str, Any]]:
         if not is_messages(messages):

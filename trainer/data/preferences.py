@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -88,14 +89,16 @@ def answer_of(value: Any, prompt: Any, what: str, column: str) -> str:
         raise ConfigError(f"{what}: {error}") from error
 
 
-def conversation_ids(chat: Chat | None, tokenizer: PreTrainedTokenizerBase, prompt: Any, answer: str, what: str) -> list[int]:
-    """What a classifier reads of a prompt and an answer, as `reward_model` gives it to one.
+def conversation_ids(
+    chat: Chat | None, tokenizer: PreTrainedTokenizerBase, prompt: Any, answer: str, what: str, pictures: Sequence[Any] = ()
+) -> list[int]:
+    """What a classifier reads of a prompt with `pictures` and an answer, as `reward_model` gives it to one.
 
     By the chat template, or without one as a pair of texts. It ends with the token by which transformers' classifiers judge: the last
     that is no padding. Raises ConfigError.
     """
     try:
-        ids = list(judged(chat, tokenizer, prompt, answer)["input_ids"])
+        ids = list(judged(chat, tokenizer, prompt, answer, pictures)["input_ids"])
     except Unreadable as error:
         raise ConfigError(f"{what}: {error}") from error
     require_known(f"{prompt}{answer}", ids, tokenizer, what)

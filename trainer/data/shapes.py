@@ -75,3 +75,13 @@ def drawn(colours: list[str], rng: random.Random) -> Image.Image:
         else:
             draw.polygon([(x, y + size), (x + size, y + size), (x + size // 2, y)], fill)
     return image
+
+
+def shape_pairs(rows: int = 1000, seed: int = 0, asked: list[str] | None = None) -> Iterator[dict[str, Any]]:
+    """The same with "chosen", the right answer, and "rejected", another one of the same kind, for train_rm and train_dpo."""
+    rng = random.Random(f"{seed} pairs")
+    for row in shapes(rows, seed, asked):
+        right = row.pop("answer")
+        kind = row["prompt"]
+        others = [str(i) for i in range(1, 10)] if kind == "count=" else [*COLOURS] if kind == "colour=" else ["r", "b"]
+        yield {**row, "chosen": right, "rejected": rng.choice([each for each in others if each != right])}

@@ -9,10 +9,10 @@ from typing import Any, TypeGuard
 from PIL import Image
 from transformers import PreTrainedTokenizerBase
 
-from trainer.chat.messages import IMAGE, TEXTS, Message, Unreadable
+from trainer.chat.messages import IMAGE, MARK, TEXTS, Message, Unreadable
 from trainer.chat.pictures import Limits, Picture, picture
 from trainer.chat.processor import processor_of
-from trainer.data.pictures import KINDS, MARK, of_part
+from trainer.data.pictures import KINDS, of_part
 from trainer.environments.limits import Misuse
 
 BLIND = "the policy has no processor that reads pictures; give a model that sees (docs/training/vision.md)"

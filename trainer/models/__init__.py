@@ -25,6 +25,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from trainer.chat.processor import processor_of
+from trainer.chat.scorers import Scorer
 from trainer.chat.template import stops
 from trainer.chat.tokenizer import character_tokenizer as character_tokenizer
 from trainer.chat.tokenizer import load_tokenizer, sees
@@ -89,10 +90,8 @@ def load_lm(
 
 
 def _kind(config: ModelConfig, classifier: bool) -> Any:
-    if classifier and sees(config):
-        raise ConfigError(f"model.path={config.path}: a model that sees has no classifier here; take a text model")
     if classifier:
-        return AutoModelForSequenceClassification
+        return Scorer if sees(config) else AutoModelForSequenceClassification
     return AutoModelForImageTextToText if sees(config) else AutoModelForCausalLM
 
 

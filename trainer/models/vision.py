@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 
-from trainer.chat.processor import Processor
+from trainer.chat.processor import TYPES, Processor
 from trainer.episodes import Batch
 from trainer.errors import ConfigError
 
 NEVER = -1e9  # a logit of tokens that stand for pictures: no probability, and no infinity to multiply with 0
-TYPES = ("mm_token_type_ids", "token_type_ids")  # by which a family is told which tokens are of pictures
 
 PIXELS, SHOWN = "pixels/", "shown_U"  # names of inputs: what the tower reads, and which of its outputs stand at each place
 BLANK = "blank/"  # what the tower reads where there is nothing to see

@@ -40,7 +40,7 @@ async def reward_model(
     try:
         if key not in ACTORS:
             ACTORS[key] = await _started(model, gpus, max_tokens, start_seconds)
-        pairs = [(e.prompt.row[prompt], e.text) for e in episodes]
+        pairs = [(e.prompt.row[prompt], e.text, e.prompt.pictures) for e in episodes]
         parts = [pairs[i : i + batch_size] for i in range(0, len(pairs), batch_size)]
         scored = await asyncio.gather(*(ACTORS[key].score.remote(part) for part in parts))
     except RayActorError as error:
@@ -100,11 +100,20 @@ class RewardModel:
     def load(self) -> None:
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+        from trainer.chat.processor import processor_of
+        from trainer.chat.scorers import Scorer
         from trainer.chat.template import chat_of
+        from trainer.chat.tokenizer import load_tokenizer, sees
         from trainer.cluster.placement import device_of
+        from trainer.configs.sections import ModelConfig
 
-        self.tokenizer = AutoTokenizer.from_pretrained(self.path, padding_side="right")
-        self.model = AutoModelForSequenceClassification.from_pretrained(self.path, dtype="auto").eval()
+        source = ModelConfig(path=self.path)
+        seeing = sees(source)
+        self.tokenizer = load_tokenizer(source) if seeing else AutoTokenizer.from_pretrained(self.path, padding_side="right")
+        self.tokenizer.padding_side = "right"
+        self.processor = processor_of(self.tokenizer)
+        kind: Any = Scorer if seeing else AutoModelForSequenceClassification
+        self.model = kind.from_pretrained(self.path, dtype="auto").eval()
         if getattr(self.model.config.get_text_config(), "attn_logit_softcapping", None) is not None:  # Gemma 2: sdpa leaves it out
             self.model.set_attn_implementation("eager")
         if self.model.config.num_labels != 1:
@@ -114,13 +123,14 @@ class RewardModel:
         self.model.config.pad_token_id = self.tokenizer.pad_token_id  # by which it finds the last token
         self.model.to(device_of(self.gpus, "reward.args.gpus"))
 
-    def score(self, pairs: list[tuple[Any, str]]) -> list[float | str]:
-        """A number for each prompt and answer, or why there is none."""
+    def score(self, pairs: list[tuple[Any, str, tuple[Any, ...]]]) -> list[float | str]:
+        """A number for each prompt, answer, and the prompt's pictures, or why there is none."""
         import torch
 
-        encoded = [self._encoded(prompt, text) for prompt, text in pairs]
+        encoded = [self._encoded(*pair) for pair in pairs]
         lengths = [len(each["input_ids"]) for each in encoded]
-        short = [i for i, length in enumerate(lengths) if length <= self.max_tokens]
+        fits = [i for i, length in enumerate(lengths) if length <= self.max_tokens]
+        short = [i for i in fits if not pairs[i][2]]
         found: list[float | str] = [f"{length} tokens, more than max_tokens={self.max_tokens}" for length in lengths]
         if short:
             batch = self.tokenizer.pad([encoded[i] for i in short], return_tensors="pt").to(self.model.device)
@@ -128,9 +138,26 @@ class RewardModel:
                 rewards = self.model(**batch).logits[:, 0].float().tolist()
             for i, reward in zip(short, rewards, strict=True):
                 found[i] = reward
+        for i in set(fits) - {*short}:
+            found[i] = self._seen(encoded[i]["input_ids"], pairs[i][2])
         return found
 
-    def _encoded(self, prompt: Any, text: str) -> Any:
+    def _seen(self, ids: list[int], pictures: tuple[Any, ...]) -> float:
+        """Alone, as pictures differ in shape."""
+        import torch
+
+        while ids[-1] == self.tokenizer.pad_token_id:
+            ids = ids[:-1]
+        ids_1L = torch.tensor([ids], device=self.model.device)
+        own = self.model.config
+        image = own.image_token_id if getattr(own, "image_token_id", None) is not None else own.image_token_index
+        fed = self.processor.fed(ids_1L, pictures, image)
+        dtype = self.model.dtype
+        fed = {name: tensor.to(ids_1L.device, dtype if tensor.is_floating_point() else None) for name, tensor in fed.items()}
+        with torch.inference_mode():
+            return float(self.model(input_ids=ids_1L, attention_mask=torch.ones_like(ids_1L), **fed).logits[0, 0])
+
+    def _encoded(self, prompt: Any, text: str, pictures: tuple[Any, ...]) -> Any:
         from trainer.chat.learned import judged
 
-        return judged(self.chat, self.tokenizer, prompt, text)
+        return judged(self.chat, self.tokenizer, prompt, text, pictures)

@@ -17,6 +17,7 @@ from trainer.chat.messages import Unreadable
 from trainer.chat.pictures import Limits, Picture, picture
 from trainer.configs.data import DataConfig
 from trainer.data.pictures import taken
+from trainer.data.shapes import shape_pairs, shapes
 from trainer.errors import ConfigError
 
 
@@ -194,3 +195,11 @@ def test_a_file_travels_as_bytes_and_must_not_change(config, tmp_path):
 def test_where_no_file_may_be_read_a_path_is_refused():
     with pytest.raises(Unreadable, match="no file is read here"):
         picture("a.png", "message 1", Limits())
+
+
+def test_pairs_of_shapes_are_a_right_answer_and_another_of_its_kind():
+    right = [row["answer"] for row in shapes(30, seed=4)]
+    pairs = [*shape_pairs(30, seed=4)]
+    assert [row["chosen"] for row in pairs] == right and all(row["rejected"] != row["chosen"] for row in pairs)
+    kinds = {"count=": set("123456789"), "colour=": set("rgb"), "more=": set("rb")}
+    assert all({row["chosen"], row["rejected"]} <= kinds[row["prompt"]] and "answer" not in row for row in pairs)

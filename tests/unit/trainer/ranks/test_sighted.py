@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,17 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from trainer.chat.pictures import Limits, picture
 from trainer.chat.processor import processor_of
+from trainer.configs.preferences import RmLossConfig
 from trainer.data.packing import Sequence
-from trainer.data.shapes import shapes
+from trainer.data.preferences import conversation_ids
+from trainer.data.shapes import shape_pairs, shapes
 from trainer.errors import ConfigError
 from trainer.models import without_weights
+from trainer.models.heads import ScoreModel
 from trainer.objectives.aggregation import denominators
-from trainer.ranks.worker import Worker
+from trainer.objectives.pairwise import pairwise
+from trainer.ranks.worker import Role, Worker
+from trainer.rewards.model import RewardModel
 
 pytestmark = pytest.mark.usefixtures("one_rank", "small_buckets")
 FAMILIES = ("qwen2_5_vl", "qwen3_vl", "gemma3", "internvl")
@@ -136,3 +142,33 @@ def test_a_tower_that_is_called_for_each_picture_is_not_sharded(tmp_path):
         begun("mistral3", tmp_path, stage=3)
     worker = begun("mistral3", tmp_path, stage=2)
     assert step(worker)["grad_norm"] > 0
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_reward_model_learns_to_prefer_by_what_it_sees(tmp_path, stage):
+    """And its folder is one that a reward loads."""
+
+    def role(config: Any) -> Role:
+        return Role("policy", ScoreModel, 0, config.optim, partial(pairwise, RmLossConfig()), config.updates(), 2, classifier=True)
+
+    worker = started(
+        sighted("qwen2_5_vl", tmp_path / "model"), {"attention": "sdpa"}, role, stage=stage, trainer={"micro_batch_tokens": 400}
+    )
+    processor = processor_of(worker.tokenizer)
+    assert processor
+    rows = []
+    for row in shape_pairs(2, seed=1, asked=["colour"]):
+        shown = (picture(row["images"][0], "here", Limits()),)
+        for which in ("chosen", "rejected"):
+            ids = conversation_ids(None, worker.tokenizer, row["prompt"], row[which], "a row", shown)
+            rows.append(Sequence(ids, [ids[-1]], pictures=shown))
+    mask = {"mask": torch.ones(4)}
+    losses = [worker.optimizer_step(rows, mask, denominators(mask["mask"], torch.arange(4), 4, 2), 0)["loss"] for _ in range(6)]
+    assert losses[-1] < losses[0] / 2
+    worker.export(tmp_path / "scorer")
+    reward = RewardModel(str(tmp_path / "scorer"), 0, 100)
+    reward.load()
+    for row in shape_pairs(2, seed=1, asked=["colour"]):
+        shown = (picture(row["images"][0], "here", Limits()),)
+        better, worse = reward.score([(row["prompt"], row[which], shown) for which in ("chosen", "rejected")])
+        assert float(better) > float(worse)
