@@ -38,7 +38,7 @@ def is_scorer(config: Any) -> bool:
 
 
 def _made(config: Any) -> Any:
-    kind = AutoModelForImageTextToText._model_mapping[type(config)]
+    kind: Any = AutoModelForImageTextToText._model_mapping[type(config)]
     base = next(each for each in kind.__mro__ if each.__name__.endswith("PreTrainedModel"))
 
     def init(self: Any, config: Any, backbone: Any = None) -> None:

@@ -146,6 +146,7 @@ class RewardModel:
         """Alone, as pictures differ in shape."""
         import torch
 
+        assert self.processor, "or its pictures would have been refused"
         while ids[-1] == self.tokenizer.pad_token_id:
             ids = ids[:-1]
         ids_1L = torch.tensor([ids], device=self.model.device)
