@@ -46,7 +46,7 @@ def test_a_reward_model_says_what_ranks_that_trained_it_say(kind, tmp_path):
     assert sight
     shown = [(picture(drawn(rng.choices("rgb", k=3 + i), rng), "here", Limits()),) for i in range(len(ASKED))]
     asked = [*zip(ASKED, shown, strict=True), (("count=", "4"), ())]
-    ids = [conversation_ids(None, tokenizer, *pair, "a row", pictures) for pair, pictures in asked]
+    ids = [conversation_ids(None, tokenizer, prompt, text, "a row", pictures) for (prompt, text), pictures in asked]
     sequences = [Sequence(each, [each[-1]], pictures=pictures) for each, (_, pictures) in zip(ids, asked, strict=True)]
     [batch] = pack(sequences, 2000, pad_id=0, one_row=True)
     sight.look(batch)
