@@ -75,7 +75,7 @@ def plain(folder: Path, sequences: list[Sequence]) -> torch.Tensor:
             kinds = next((name for name in vision.TYPES if name in fed), None)
             fed = {name: value for name, value in fed.items() if name not in ("input_ids", "attention_mask", "labels", *vision.TYPES)}
             if kinds:
-                fed[kinds] = (ids == vision.image_id(lm)).long()
+                fed[kinds] = (ids == processors.image_id(lm.config)).long()
         logits = vision.barred(
             lm(input_ids=ids, attention_mask=torch.ones_like(ids), **fed).logits[0, first - 1 : -1], vision.unsampled(lm)
         )

@@ -89,10 +89,10 @@ class Processor:
             self._blank = self._look(look_at(Image.new("RGB", (64, 64), (128, 128, 128)), "blank", Limits()))
         return self._blank
 
-    def fed(self, ids: Any, pictures: Sequence[Picture], image: int) -> dict[str, Any]:
-        """What transformers' own model takes beside the ids (1, L) of a sequence with these pictures, whose tokens are `image`."""
+    def fed(self, ids: Any, pictures: Sequence[Picture], config: Any) -> dict[str, Any]:
+        """What transformers' own model of this configuration takes beside the ids (1, L) of a sequence with these pictures."""
         found = self.own(text=[self.place * len(pictures)], images=[[picture.image() for picture in pictures]], return_tensors="pt")
-        types = {name: (ids == image).long() for name in TYPES if name in found}
+        types = {name: (ids == image_id(config)).long() for name in TYPES if name in found}
         return {name: value for name, value in found.items() if name not in TEXTS} | types
 
     def examples(self) -> list[tuple[Picture, dict[str, Any]]]:
@@ -123,6 +123,12 @@ class Processor:
         while self.bytes > KEPT_BYTES and len(self.kept) > 1:
             self.bytes -= _bytes(self.kept.popitem(last=False)[1])
         return kept
+
+
+def image_id(config: Any) -> int:
+    """Of the token that a picture's features replace."""
+    found = getattr(config, "image_token_id", None)
+    return found if found is not None else config.image_token_index
 
 
 def _bytes(tensors: dict[str, Any]) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from trainer.chat.processor import TYPES, Processor
+from trainer.chat.processor import TYPES, Processor, image_id
 from trainer.episodes import Batch
 from trainer.errors import ConfigError
 
@@ -44,17 +44,11 @@ def barred(logits: torch.Tensor, never: list[int]) -> torch.Tensor:
     return logits.index_fill(-1, torch.tensor(never, device=logits.device), NEVER) if never else logits
 
 
-def image_id(lm: Any) -> int:
-    """Of the token that a picture's features replace."""
-    found = getattr(lm.config, "image_token_id", None)
-    return found if found is not None else lm.config.image_token_index
-
-
 class Sight:
     """Of one model, as it is in this process."""
 
     def __init__(self, lm: Any, processor: Processor):
-        self.processor, self.image = processor, image_id(lm)
+        self.processor, self.image = processor, image_id(lm.config)
         self.core = lm.base_model if lm.base_model is not lm else lm.model
         known = inspect.signature(self.core.forward).parameters
         self.types = next((name for name in TYPES if name in known), None)

@@ -150,9 +150,7 @@ class RewardModel:
         while ids[-1] == self.tokenizer.pad_token_id:
             ids = ids[:-1]
         ids_1L = torch.tensor([ids], device=self.model.device)
-        own = self.model.config
-        image = own.image_token_id if getattr(own, "image_token_id", None) is not None else own.image_token_index
-        fed = self.processor.fed(ids_1L, pictures, image)
+        fed = self.processor.fed(ids_1L, pictures, self.model.config)
         dtype = self.model.dtype
         fed = {name: tensor.to(ids_1L.device, dtype if tensor.is_floating_point() else None) for name, tensor in fed.items()}
         with torch.inference_mode():

@@ -12,10 +12,9 @@ from support.playing import episodes_of, played, shown
 from support.seeing import loaded, plain, said, seen
 from support.sighted import QUICK, sighted
 
-from trainer.chat.processor import processor_of
+from trainer.chat.processor import image_id, processor_of
 from trainer.configs.ppo import PpoConfig
 from trainer.episodes import Episode, Prompt
-from trainer.models import vision
 from trainer.online.roles import Rollout
 from trainer.rollout.hf import HfEngine
 
@@ -77,7 +76,7 @@ def test_what_was_seen_after_any_turn_is_what_transformers_alone_would_see(kind,
             text=[tokenizer.decode(collapsed(processor, episode))], images=[[one.image() for one in episode.pictures]]
         )["input_ids"]
         assert list(of_processor) == [*episode.prompt.token_ids, *episode.response_ids], "ids are the processor's"
-    image = vision.image_id(policy.lm)
+    image = image_id(policy.lm.config)
     for episode in episodes:
         observed = [bool(m) for i, m in zip(episode.response_ids, episode.mask, strict=True) if i == image]
         assert observed and not any(observed), "pictures are not learned"
