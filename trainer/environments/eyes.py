@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 from PIL import Image
 from transformers import PreTrainedTokenizerBase
 
-from trainer.chat.messages import IMAGE, MARK, TEXTS, Message, Unreadable
+from trainer.chat.messages import IMAGE, MARK, TEXTS, Message, Unreadable, placed
 from trainer.chat.pictures import Limits, Picture, picture
 from trainer.chat.processor import processor_of
 from trainer.data.pictures import KINDS, of_part
@@ -69,13 +69,10 @@ class Eyes:
         """A prompt of the data as an environment finds it in its row: a text becomes parts where the row has pictures."""
         if not isinstance(text, str) or not self.shown:
             return text
-        pieces, rest = (text if MARK in text else MARK * len(self.shown) + text).split(MARK), iter(self.shown)
-        found: list[Any] = [{"type": "text", "text": pieces[0]}]
-        for piece in pieces[1:]:
-            if (one := next(rest, None)) is None:
-                raise Unreadable(f"{len(pieces) - 1} times {MARK} in the prompt, which has {len(self.shown)} pictures")
-            found += [{"type": "image", "image": one}, {"type": "text", "text": piece}]
-        return [part for part in found if part.get("text") != ""]
+        parts, rest = placed(text, len(self.shown)), iter(self.shown)
+        if (places := parts.count(IMAGE)) > len(self.shown):
+            raise Unreadable(f"{places} times {MARK} in the prompt, which has {len(self.shown)} pictures")
+        return [{"type": "image", "image": next(rest)} if part == IMAGE else part for part in parts]
 
     def expanded(self, text: str, pictures: Sequence[Picture]) -> str:
         """With all tokens of the pictures. Raises Unreadable where there are not as many places for them."""
