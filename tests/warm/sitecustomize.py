@@ -9,12 +9,13 @@ import sys
 
 SOCKET = os.environ.get("FLOTILLA_TEST_WARM")
 FORKED = ("trainer.", "torch.distributed.run", "deepspeed.")
+LIGHT = ("trainer.supervise",)  # starts at once by itself, whether or not the server is there yet
 WORDS = [word for word in sys.orig_argv[1:4] if word != "-u"]
 
 
 def is_forked() -> bool:
     if len(WORDS) > 1 and WORDS[0] == "-m":
-        return WORDS[1].startswith(FORKED)
+        return WORDS[1].startswith(FORKED) and WORDS[1] not in LIGHT
     if len(WORDS) > 1 and WORDS[0] == "-c":  # a test's own few lines; what says which modules there are starts by itself
         return "import torch" in WORDS[1].replace(", torch", "import torch") and "sys.modules" not in WORDS[1]
     return WORDS != [] and WORDS[0].endswith("/ray/_private/workers/setup_worker.py")

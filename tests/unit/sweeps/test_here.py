@@ -12,7 +12,10 @@ from sweeps.here import VISIBLE, Here, places
 from sweeps.jobs import Job, Status
 from trainer.errors import ConfigError
 
-SAVES = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); print('ready', flush=True); time.sleep(60)"
+SAVES = (  # a signal just before one long sleep would wait for its end
+    "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); print('ready', flush=True)\n"
+    "for _ in range(600): time.sleep(0.1)"
+)
 
 
 def job(folder: Path, name: str, code: str) -> Job:

@@ -63,9 +63,10 @@ def test_it_says_what_ended_and_why_there_is_no_further_try(tmp_path, capfd):
 
 def test_a_request_to_stop_reaches_the_driver_and_is_the_end(tmp_path):
     ready = tmp_path / "ready"
-    driver = (
+    driver = (  # a signal just before one long sleep would wait for its end
         "import pathlib, signal, sys, time\n"
-        f"signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\npathlib.Path({str(ready)!r}).touch()\ntime.sleep(60)"
+        f"signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\npathlib.Path({str(ready)!r}).touch()\n"
+        "for _ in range(600): time.sleep(0.1)"
     )
     command = [sys.executable, "-m", "trainer.supervise", "--", sys.executable, "-c", driver]
     with subprocess.Popen(command, cwd=Path(__file__).parents[3], env=os.environ) as supervisor:
