@@ -15,11 +15,13 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from trainer.chat.pictures import Limits, picture
 from trainer.chat.processor import processor_of
 from trainer.configs.preferences import RmLossConfig
+from trainer.configs.sections import ModelConfig
 from trainer.data.packing import Sequence
 from trainer.data.preferences import conversation_ids
 from trainer.data.shapes import shape_pairs, shapes
 from trainer.errors import ConfigError
-from trainer.models import without_weights
+from trainer.models import load_lm, without_weights
+from trainer.models import shapes as shapes_of
 from trainer.models.heads import ScoreModel
 from trainer.objectives.aggregation import denominators
 from trainer.objectives.pairwise import pairwise
@@ -124,10 +126,10 @@ def test_tokens_of_pictures_without_pictures_are_refused(tmp_path):
         worker.score([Sequence(first.prompt_ids, first.response_ids)], 0)
 
 
-def test_a_classifier_of_a_model_that_sees_is_refused(tmp_path):
-    config = begun("gemma3", tmp_path).config.model
-    with pytest.raises(ConfigError, match="a model that sees has no classifier here"):
-        without_weights(config, classifier=True)
+def test_a_classifier_without_weights_has_the_parameters_of_one_that_is_loaded(tmp_path):
+    config = ModelConfig(path=str(sighted("gemma3", tmp_path)), dtype="float32")
+    bare, loaded = without_weights(config, classifier=True), load_lm(config, 0, torch.device("cpu"), classifier=True)
+    assert shapes_of(bare) == shapes_of(loaded) and "score.weight" in shapes_of(loaded)
 
 
 def test_ranks_do_not_share_pictures(tmp_path):
