@@ -29,6 +29,7 @@ NETWORKING["resources"] = [  # type: ignore[assignment]
 ]
 # The image's own shell waits for its input; here the pipe never ends, and who was attached ends the sandbox.
 MAIN = 'mkfifo /tmp/.in; exec 4<>/tmp/.in; exec "$@" </tmp/.in'
+HEARD = "until [ -p /tmp/.in ]; do sleep 0.1; done; cat >/tmp/.in"
 
 
 class Kube:
@@ -152,10 +153,13 @@ class Kube:
     async def attach(self, request: web.Request) -> web.StreamResponse:
         socket = web.WebSocketResponse(protocols=("v5.channel.k8s.io",))
         await socket.prepare(request)
+        machine = self.machines.get(request.match_info["name"])
         try:
             async for message in socket:
                 if message.type == WSMsgType.BINARY and message.data == b"\xff\x00":
                     break
+                if machine and message.type == WSMsgType.BINARY and message.data[:1] == b"\x00":
+                    self.keep(machine.exec(HEARD, stdin=message.data[1:], session="attach"))
         finally:
             self.end(request.match_info["name"])
         return socket

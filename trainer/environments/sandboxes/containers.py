@@ -35,12 +35,15 @@ PIECE = 1 << 16
 INSTALL = {"docker": "apt-get install docker.io, and let this user speak to it", "podman": "apt-get install podman"}
 STATE = "/tmp/.flotilla"  # where a container keeps its sessions
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER")  # that root needs over the files of an image's other users
-# Ends with its standard input. The shell waits for `sleep`, and for whatever else it has become the parent of.
+# Ends with its standard input, and where that says nothing for a minute. The shell waits for `sleep`, and for whatever else it has become
+# the parent of.
 FIRST = f"""rm -rf {STATE}; mkdir -p "$1" {STATE} || exit; cat >{STATE}/base <<'END_OF_VARIABLES'
 %s
 END_OF_VARIABLES
-exec 3<&0; cat <&3 >/dev/null & __cat=$!
-echo ready; while kill -0 $__cat 2>/dev/null; do sleep 2; done"""
+exec 3<&0; {{ read -r __line && : >{STATE}/held && cat >/dev/null; }} <&3 & __reader=$!; __waited=0
+echo ready; while kill -0 $__reader 2>/dev/null; do
+[ -e {STATE}/held ] || [ $((__waited += 2)) -le 60 ] || exit; sleep 2; done"""
+HELD = b"held\n"  # the first words to it
 # A command begins where the session's last one ended: in its folder, with its exported variables. The engine makes it the leader of a
 # process group. Words of the shell alone: a sandbox at its limit of processes starts no others.
 COMMAND = f"""echo $$ >{STATE}/pid.$1; __state={STATE}/of.$2; __folder=$3; shift 3
@@ -185,7 +188,8 @@ class Container(Machine):
         variables = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in spec.env.items())
         first = FIRST % f"{variables}\ncd {shlex.quote(spec.workdir)}"
         self.holder = await self.owner.client("run", *options, "--entrypoint=/bin/sh", image, "-c", first, "flotilla", spec.workdir)
-        assert self.holder.stdout and self.holder.stderr
+        assert self.holder.stdin and self.holder.stdout and self.holder.stderr
+        self.holder.stdin.write(HELD)
         if await self.holder.stdout.readline() != b"ready\n":
             error = last_line(await self.holder.stderr.read()) or "no word why"
             raise SandboxError(f"{self.provider} cannot start {image}: {error}; is the image on this node?")

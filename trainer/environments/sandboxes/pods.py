@@ -1,6 +1,7 @@
 """Sandboxes as pods of a Kubernetes cluster, by its own client, kubectl, as that is set up where episodes are played.
 
 The container's first program reads its standard input, to which this process alone is attached: it ends with this process, also by SIGKILL.
+A sandbox is ready when that program has heard from this process, since a client that dies before it is attached leaves it alone.
 The pod's object is then removed by its owner's end, where that is a pod too, or by the next run. https://kubernetes.io/docs/concepts/workloads/pods/
 """
 
@@ -19,6 +20,7 @@ from trainer.environments.sandboxes.containers import (
     ANSWER_SECONDS,
     CAPABILITIES,
     FIRST,
+    HELD,
     STATE,
     Container,
     Containers,
@@ -28,7 +30,7 @@ from trainer.environments.sandboxes.spec import SandboxError, Snapshot, Spec
 from trainer.environments.sandboxes.streams import last_line
 
 LABEL = "flotilla-sandbox"
-LONGEST_SECONDS = 24 * 3600  # of a pod whose process died before it was attached
+LONGEST_SECONDS = 24 * 3600
 OF_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")  # where this process is in a pod
 ISOLATION = {  # which a cluster's network plugin enforces, or does not
     "apiVersion": "networking.k8s.io/v1",
@@ -91,10 +93,12 @@ class Pod(Container):
         body = json.dumps(manifest(self.name, self.spec, image, self.owner.parent)).encode()
         await self._must("create", "--validate=false", "-f", "-", stdin=body)
         self.holder = await self.owner.client("attach", "--stdin", "--quiet", f"--pod-running-timeout={LONGEST_SECONDS}s", self.name)
+        assert self.holder.stdin
+        self.holder.stdin.write(HELD)
         while True:
             why = ""
             try:
-                if not (await self.owner.run(*self.owner.within(self.name), "sh", "-c", f"[ -e {STATE}/base ]"))[0]:
+                if not (await self.owner.run(*self.owner.within(self.name), "sh", "-c", f"[ -e {STATE}/held ]"))[0]:
                     return
             except SandboxError as error:  # it is not yet there
                 why = f"{error}"
