@@ -163,7 +163,7 @@ def from_server(config: PpoConfig, args: argparse.Namespace) -> Iterator[Sample]
     def sample(prompts: list[Prompt]) -> list[Episode]:
         jobs = [Job((p, i), prompt, config.run.seed) for p, prompt in enumerate(prompts) for i in range(samples)]
         if runner is None:
-            said = asyncio.run(server.ask([server.of_prompt(job.prompt) for job in jobs]))
+            said = asyncio.run(server.ask([partial(server.of_prompt, job.prompt) for job in jobs]))
             return [Episode(job.prompt, job.key[0], [each.turn], text=each.text) for job, each in zip(jobs, said, strict=True)]
         runner.begin(jobs)
         ended: dict[Any, Any] = {}
@@ -172,7 +172,7 @@ def from_server(config: PpoConfig, args: argparse.Namespace) -> Iterator[Sample]
             ended |= {each.key: each for each in done}
             if asked:
                 try:
-                    said = asyncio.run(server.ask([server.of_request(each.request) for each in asked]))
+                    said = asyncio.run(server.ask([partial(server.of_request, each.request) for each in asked]))
                     turns = {each.name: server.exact(it) for each, it in zip(asked, said, strict=True)}
                 except RunError:
                     for prompt in range(len(prompts)):

@@ -78,7 +78,7 @@ def picture(given: Any, where: str, limits: Limits) -> Picture:
         source = _file(str(given), where, limits)
         where = str(given)
     elif isinstance(given, Image.Image) or hasattr(given, "__array_interface__"):
-        source = _png(given, where)
+        source = png(given, where)
     else:
         raise Unreadable(f"{where}: {type(given).__name__} is no picture; give a path, bytes, a data: URL or a PIL image")
     content = source if isinstance(source, bytes) else _read(source, where)
@@ -131,7 +131,8 @@ def of_base64(content: Any, where: str) -> bytes:
         raise Unreadable(f"{where}: the picture's data are not base64: {error}") from None
 
 
-def _png(given: Any, where: str) -> bytes:
+def png(given: Any, where: str) -> bytes:
+    """Of an image of PIL, or an array. Raises Unreadable."""
     try:
         image = given if isinstance(given, Image.Image) else Image.fromarray(given)
         written = io.BytesIO()

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import json
 import os
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 
+from trainer.chat.messages import IMAGE, Message, placed
+from trainer.chat.pictures import Picture, png
 from trainer.chat.template import stops, with_text_arguments
 from trainer.chat.tokenizer import load_tokenizer
 from trainer.chat.tokens import within
@@ -47,8 +51,10 @@ class Completions:
         return self.of_request(Request(prompt.token_ids, self.config.rollout.max_new_tokens, pictures=prompt.pictures))
 
     def of_request(self, request: Request) -> dict[str, Any]:
-        """Its body."""
-        self.require_none(request.pictures)
+        """Its body. Raises ConfigError for pictures, which it would answer without a look at."""
+        if request.pictures:
+            asked = f"a request has {len(request.pictures)} pictures, which no server is sent beside token ids"
+            raise ConfigError(f"--endpoint {self.url}: {asked}; add --chat for one that takes messages, or leave --endpoint out")
         return {
             **self.sampling(),
             **{"prompt": request.token_ids, "max_tokens": request.max_tokens, "stop": list(request.stop)},
@@ -56,25 +62,21 @@ class Completions:
             "stop_token_ids": stops(self.tokenizer),
         }
 
-    def require_none(self, pictures: tuple[Any, ...]) -> None:
-        """Raises ConfigError for what a server is not sent here: it would answer without a look at it."""
-        if pictures:
-            raise ConfigError(
-                f"--endpoint {self.url}: a request has {len(pictures)} pictures, which no server is sent; leave --endpoint out"
-            )
-
     def sampling(self) -> dict[str, Any]:
         rollout, greedy = self.config.rollout, self.config.trainer.eval_samples == 1
         return {"model": self.model, "temperature": 0 if greedy else rollout.temperature, "top_p": 1 if greedy else rollout.top_p}
 
-    async def ask(self, bodies: list[dict[str, Any]]) -> list[Served]:
-        """In their order. Raises RunError where the server refuses, or does not answer within rollout.timeout."""
+    async def ask(self, bodies: list[Callable[[], dict[str, Any]]]) -> list[Served]:
+        """In their order; a body, which may have pictures, is made when its turn has come.
+
+        Raises RunError where the server refuses, or does not answer within rollout.timeout.
+        """
         gate, timeout = asyncio.Semaphore(self.concurrency), aiohttp.ClientTimeout(self.config.rollout.timeout)
         async with aiohttp.ClientSession(timeout=timeout, headers=self.headers) as session:
 
-            async def one(body: dict[str, Any]) -> Served:
+            async def one(body: Callable[[], dict[str, Any]]) -> Served:
                 async with gate:
-                    return await self._ask(session, body)
+                    return await self._ask(session, body())
 
             return await asyncio.gather(*map(one, bodies))
 
@@ -132,13 +134,28 @@ class ChatCompletions(Completions):
     path = "chat/completions"
 
     def of_prompt(self, prompt: Prompt) -> dict[str, Any]:
-        self.require_none(prompt.pictures)
-        messages = conversation(prompt.row[self.config.data.prompt], self.config.data)
+        asked, pictures = prompt.row[self.config.data.prompt], iter(prompt.pictures)
+        if prompt.pictures and isinstance(asked, str):
+            asked = placed(asked, len(prompt.pictures))
+        messages = conversation(asked, self.config.data)
         if messages[-1]["role"] == "assistant":
             text = f"row {prompt.index} ends with the assistant's message, which such a server does not go on with"
             raise ConfigError(f"--chat: {text}; give a server that completes token ids, without --chat")
-        messages = [with_text_arguments(message) for message in messages]
+        messages = [_shown(with_text_arguments(message), pictures) for message in messages]
         return {**self.sampling(), "messages": messages, "max_tokens": self.config.rollout.max_new_tokens}
 
     def _said(self, choice: dict[str, Any]) -> str:
         return choice["message"]["content"] or ""
+
+
+def _shown(message: Message, pictures: Iterator[Picture]) -> Message:
+    """With the next of the pictures, as the run's own model would see them, for each part that stands for one."""
+    if not isinstance(message["content"], list):
+        return message
+    return {**message, "content": [_part_of(next(pictures)) if part == IMAGE else part for part in message["content"]]}
+
+
+def _part_of(picture: Picture) -> Message:
+    """As OpenAI's API has it."""
+    content = base64.b64encode(png(picture.image(), picture.where)).decode()
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{content}"}}
