@@ -137,7 +137,8 @@ def until(count):
 elastic.poll(time.monotonic()); assert not elastic.running
 file.write_text('{{"rollout": 2}}'); until(2)
 [first, second] = elastic.running
-os.kill(first, signal.SIGKILL); time.sleep(0.1); reap({{}}, {{}}, elastic); assert first not in elastic.running
+os.kill(first, signal.SIGKILL)
+while first in elastic.running: reap({{}}, {{}}, elastic); time.sleep(0.02)
 until(2); assert second in elastic.running
 file.write_text('{{"rollout": 0}}'); until(0)
 """
