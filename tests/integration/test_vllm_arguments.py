@@ -21,16 +21,16 @@ def config(path: str = "m", **sections: Any) -> PpoConfig:
     return PpoConfig.model_validate({"model": {"path": path, "dtype": "float32"}, "data": {"path": "a:b"}} | sections)
 
 
-def test_a_split_rollout_engine_starts_its_processes_itself():
+def test_a_split_rollout_engine_starts_its_processes_itself(tiny_model):
     """In a placement group vLLM would take Ray's, whose one bundle the rollout engine fills already."""
-    split = arguments(config(rollout={"tensor_parallel": 2}), "m", 0, GPU)
+    split = arguments(config(rollout={"tensor_parallel": 2}), str(tiny_model), 0, GPU)
     assert (split["tensor_parallel_size"], split["distributed_executor_backend"]) == (2, "mp")
-    assert "distributed_executor_backend" not in arguments(config(), "m", 0, GPU)
+    assert "distributed_executor_backend" not in arguments(config(), str(tiny_model), 0, GPU)
 
 
-def test_memory_is_shared_out_on_gpus_and_fixed_on_cpus():
+def test_memory_is_shared_out_on_gpus_and_fixed_on_cpus(tiny_model):
     rollout = {"gpu_memory": 0.4, "options": {"max_num_seqs": 7}}
-    on_gpu, on_cpu = (arguments(config(rollout=rollout), "m", 0, device) for device in (GPU, CPU))
+    on_gpu, on_cpu = (arguments(config(rollout=rollout), str(tiny_model), 0, device) for device in (GPU, CPU))
     assert on_gpu["gpu_memory_utilization"] == 0.4
     assert "enforce_eager" not in on_gpu
     assert on_cpu["enforce_eager"]
@@ -38,10 +38,13 @@ def test_memory_is_shared_out_on_gpus_and_fixed_on_cpus():
     assert on_gpu["max_num_seqs"] == 7, "rollout.options has the last word"
 
 
-def test_only_a_colocated_rollout_engine_is_able_to_sleep():
+def test_only_a_colocated_rollout_engine_is_able_to_sleep(tiny_model):
     colocated = config(placement={"colocate": True})
-    assert arguments(colocated, "m", 0, GPU)["enable_sleep_mode"] and not arguments(config(), "m", 0, GPU)["enable_sleep_mode"]
-    assert "enable_sleep_mode" not in arguments(colocated, "m", 0, CPU)
+    assert (
+        arguments(colocated, str(tiny_model), 0, GPU)["enable_sleep_mode"]
+        and not arguments(config(), str(tiny_model), 0, GPU)["enable_sleep_mode"]
+    )
+    assert "enable_sleep_mode" not in arguments(colocated, str(tiny_model), 0, CPU)
 
 
 def test_requests_of_a_split_rollout_engine_bring_seeds_that_the_batchs_seed_decides():

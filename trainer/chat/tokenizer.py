@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,20 @@ def sees(config: ModelConfig) -> bool:
     if config.init is not None:
         kind, able = config.init.get("model_type"), "vision_config" in config.init
     else:
-        try:
-            own = AutoConfig.from_pretrained(config.path or "")
-        except (OSError, ValueError, TypeError, KeyError):
-            return False
-        kind, able = own.model_type, hasattr(own, "vision_config")
+        kind, able = (_shape if Path(config.path or "").exists() else _shape_of_hub)(config.path or "")
     return kind in SEEING or (config.vision == "on" and able)
+
+
+def _shape(path: str) -> tuple[str, bool]:
+    """Its `model_type`, and whether it has a tower."""
+    try:
+        own = AutoConfig.from_pretrained(path)
+    except (OSError, ValueError, TypeError, KeyError):
+        return "", False
+    return own.model_type, hasattr(own, "vision_config")
+
+
+_shape_of_hub = cache(_shape)  # asked once: a hub that is out of reach is waited for
 
 
 def _has_processor(name: str) -> bool:

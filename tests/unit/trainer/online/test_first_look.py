@@ -76,7 +76,7 @@ def test_each_row_of_the_other_trainers_is_looked_at(tmp_path, read, row, settin
     assert error in said(read, *MODEL, rows(tmp_path, {"prompt": "1", **row}), setting)
 
 
-def test_an_evaluation_looks_at_its_own_rows(tmp_path):
+def test_an_evaluation_looks_at_its_own_rows(tmp_path, tiny_model):
     (tmp_path / "run.yaml").write_text("{}")
     (tmp_path / "other.jsonl").write_text('{"prompt": "y", "answer": "1"}\n')
     args, rest = evaluate.arguments(
@@ -86,7 +86,7 @@ def test_an_evaluation_looks_at_its_own_rows(tmp_path):
             *ONLINE[1:],
             rows(tmp_path),
             f"evals.other.path={tmp_path}/other.jsonl",
-            "model.path=gpt2",
+            f"model.path={tiny_model}",
         ]
     )
     with pytest.raises(ConfigError, match=r"evals\.other\.prompt: \S+other\.jsonl:1: model\.tokenizer has no token for 'y'"):
