@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
+MADE: dict[str, Path] = {}  # models, by family
 
 
 @pytest.fixture
@@ -33,6 +34,16 @@ def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
         return found | {"zero_optimization": found["zero_optimization"] | {"reduce_bucket_size": 10**6}}
 
     monkeypatch.setattr(engine, "configuration", small)
+
+
+@pytest.fixture
+def sighted_folder(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model of the family `kind`, which sees; one for all tests of this process, which only read it."""
+    from support.sighted import sighted
+
+    if kind not in MADE:
+        MADE[kind] = sighted(kind, tmp_path_factory.mktemp(kind))
+    return MADE[kind]
 
 
 @pytest.fixture

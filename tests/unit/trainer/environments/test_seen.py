@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.playing import episodes_of, played, shown
 from support.seeing import loaded, plain, said, seen
-from support.sighted import QUICK, sighted
+from support.sighted import QUICK
 
 from trainer.chat.processor import image_id, processor_of
 from trainer.configs.ppo import PpoConfig
@@ -19,18 +19,6 @@ from trainer.online.roles import Rollout
 from trainer.rollout.hf import HfEngine
 
 every_family = pytest.mark.parametrize("kind", QUICK)
-
-
-@pytest.fixture(scope="module")
-def folders() -> dict[str, Path]:
-    return {}
-
-
-@pytest.fixture
-def folder(kind: str, folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if kind not in folders:
-        folders[kind] = sighted(kind, tmp_path_factory.mktemp(kind))
-    return folders[kind]
 
 
 def engine_of(folder: Path) -> HfEngine:
@@ -53,15 +41,15 @@ def prompts(engine: HfEngine) -> list[Prompt]:
 
 
 @every_family
-def test_what_was_seen_after_any_turn_is_what_transformers_alone_would_see(kind, folder):
-    engine = engine_of(folder)
+def test_what_was_seen_after_any_turn_is_what_transformers_alone_would_see(sighted_folder):
+    engine = engine_of(sighted_folder)
     episodes = episodes_of(played(engine, shown, prompts(engine)))
     assert [len(each.pictures) for each in episodes] == [4, 3]
     rollout = Rollout.of(episodes)
     learned = rollout.flat.mask_N.bool()
-    expected = plain(folder, rollout.sequences)[learned]
+    expected = plain(sighted_folder, rollout.sequences)[learned]
     assert rollout.flat.rollout_N[learned].tolist() == pytest.approx(expected.tolist(), abs=1e-4)
-    policy, sight, tokenizer = loaded(folder)
+    policy, sight, tokenizer = loaded(sighted_folder)
     for cut in ({"budget": 2000, "one_row": True}, {"budget": 2000, "alone": True}):
         assert said(policy, sight, rollout.sequences, cut)[learned].tolist() == pytest.approx(expected.tolist(), abs=1e-5)
     first, second = rollout.sequences

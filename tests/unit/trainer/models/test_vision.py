@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.seeing import loaded, plain, said, seen
-from support.sighted import QUICK, RECURRENT, SIGHTED, sighted
+from support.sighted import QUICK, RECURRENT, SIGHTED
 
 from trainer import models
 from trainer.chat.processor import processor_of
@@ -27,18 +26,6 @@ every_family = pytest.mark.parametrize(
 CUTS: list[dict[str, Any]] = [{"budget": 2000, "one_row": True}, {"budget": 2000}, {"budget": 2000, "alone": True}, {"budget": 200}]
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {}
-
-
-@pytest.fixture
-def folder(kind: str, folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if kind not in folders:
-        folders[kind] = sighted(kind, tmp_path_factory.mktemp(kind))
-    return folders[kind]
-
-
 def prompts(tokenizer: Any) -> list[Prompt]:
     """Of no picture, one and two, of several sizes."""
     processor = processor_of(tokenizer)
@@ -50,8 +37,8 @@ def prompts(tokenizer: Any) -> list[Prompt]:
 
 
 @every_family
-def test_a_prompt_has_the_tokens_that_the_processor_gives_it(kind, folder):
-    tokenizer = models.load_tokenizer(ModelConfig(path=str(folder)))
+def test_a_prompt_has_the_tokens_that_the_processor_gives_it(sighted_folder):
+    tokenizer = models.load_tokenizer(ModelConfig(path=str(sighted_folder)))
     processor = processor_of(tokenizer)
     assert processor
     shown = [seen(1, (64, 32)), seen(2)]
@@ -61,10 +48,10 @@ def test_a_prompt_has_the_tokens_that_the_processor_gives_it(kind, folder):
 
 
 @every_family
-def test_packed_or_not_log_probabilities_are_those_of_transformers_alone(kind, folder):
-    policy, sight, tokenizer = loaded(folder)
+def test_packed_or_not_log_probabilities_are_those_of_transformers_alone(sighted_folder):
+    policy, sight, tokenizer = loaded(sighted_folder)
     sequences = [Sequence(each.token_ids, [5, 9, 4, 7], pictures=each.pictures) for each in prompts(tokenizer)]
-    expected = plain(folder, sequences)
+    expected = plain(sighted_folder, sequences)
     for cut in CUTS:
         assert said(policy, sight, sequences, cut).tolist() == pytest.approx(expected.tolist(), abs=1e-5), cut
     others = [
@@ -76,8 +63,8 @@ def test_packed_or_not_log_probabilities_are_those_of_transformers_alone(kind, f
 
 
 @every_family
-def test_another_picture_beside_a_sequence_changes_none_of_its_bits(kind, folder):
-    policy, sight, tokenizer = loaded(folder)
+def test_another_picture_beside_a_sequence_changes_none_of_its_bits(sighted_folder):
+    policy, sight, tokenizer = loaded(sighted_folder)
     first, *rest = [Sequence(each.token_ids, [5, 9, 4, 7], pictures=each.pictures) for each in prompts(tokenizer)]
     cut = CUTS[0]
     before = said(policy, sight, [first, *rest], cut)
@@ -86,16 +73,16 @@ def test_another_picture_beside_a_sequence_changes_none_of_its_bits(kind, folder
 
 
 @every_family
-def test_the_engine_samples_from_what_the_policy_says(kind, folder):
+def test_the_engine_samples_from_what_the_policy_says(sighted_folder):
     settings = {
-        "model": {"path": str(folder), "dtype": "float32"},
+        "model": {"path": str(sighted_folder), "dtype": "float32"},
         "data": {"path": "a:b"},
         "reward": {"function": "exact"},
         "rollout": {"engine": "hf", "max_new_tokens": 6},
         "placement": {"gpus_per_rank": 0, "gpus_per_engine": 0, "threads": 1},
     }
-    engine = HfEngine(PpoConfig.model_validate(settings), str(folder), 0)
-    policy, sight, tokenizer = loaded(folder)
+    engine = HfEngine(PpoConfig.model_validate(settings), str(sighted_folder), 0)
+    policy, sight, tokenizer = loaded(sighted_folder)
     asked = prompts(tokenizer)
     episodes = asyncio.run(sample(engine, asked, [*range(len(asked))], Sampling(6, samples=3), 0))
     sequences = [Sequence(each.prompt.token_ids, each.response_ids, pictures=each.prompt.pictures) for each in episodes]
@@ -106,10 +93,10 @@ def test_the_engine_samples_from_what_the_policy_says(kind, folder):
 
 
 @every_family
-def test_gradients_reach_the_tower_and_are_those_of_sequences_alone(kind, folder):
+def test_gradients_reach_the_tower_and_are_those_of_sequences_alone(sighted_folder):
     found = []
     for cut in (CUTS[0], CUTS[-1]):
-        policy, sight, tokenizer = loaded(folder)
+        policy, sight, tokenizer = loaded(sighted_folder)
         sequences = [Sequence(each.token_ids, [5, 9, 4, 7], pictures=each.pictures) for each in prompts(tokenizer)]
         for batch in pack(sequences, **cut, pad_id=0):
             sight.look(batch)
