@@ -15,8 +15,9 @@ from trainer.chat.processor import processor_of
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.sections import ModelConfig
 from trainer.data.packing import Sequence, pack
-from trainer.episodes import Prompt
+from trainer.episodes import Batch, Prompt
 from trainer.models import vision
+from trainer.models.heads import PolicyModel
 from trainer.rollout import Sampling, sample
 from trainer.rollout.hf import HfEngine
 
@@ -93,17 +94,35 @@ def test_the_engine_samples_from_what_the_policy_says(sighted_folder):
 
 
 @every_family
-def test_gradients_reach_the_tower_and_are_those_of_sequences_alone(sighted_folder):
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-7)])  # norms of models are float32 in both
+def test_loss_and_gradients_are_those_of_sequences_one_at_a_time_in_the_tower_too(sighted_folder, dtype, bound):
     found = []
-    for cut in (CUTS[0], CUTS[-1]):
+    for one_at_a_time in (False, True):
         policy, sight, tokenizer = loaded(sighted_folder)
+        policy.to(dtype)
+        policy.lm.set_experts_implementation("eager")  # torch has no grouped product of float64
         sequences = [Sequence(each.token_ids, [5, 9, 4, 7], pictures=each.pictures) for each in prompts(tokenizer)]
-        for batch in pack(sequences, **cut, pad_id=0):
-            sight.look(batch)
-            policy(batch)[0].sum().backward()
-        found.append({name: p.grad for name, p in policy.lm.named_parameters() if p.grad is not None})
-    packed, alone = found
-    towers = [name for name in packed if "vis" in name]
-    assert towers and sum(float(packed[name].abs().max()) > 0 for name in towers) > len(towers) / 2
-    for name, gradient in alone.items():
-        assert (packed[name] - gradient).abs().max() <= 1e-4 * gradient.abs().max() + 1e-5, name
+        batches = [
+            batch for some in ([[one] for one in sequences] if one_at_a_time else [sequences]) for batch in pack(some, 2000, pad_id=0)
+        ]
+        assert len(batches) == (len(sequences) if one_at_a_time else 1)
+        found.append((learned(policy, sight, batches), {name: p.grad for name, p in policy.lm.named_parameters() if p.grad is not None}))
+    (loss, packed), (loss_alone, alone) = found
+    assert loss == pytest.approx(loss_alone, rel=bound)
+    towers = {name for name in alone if "vis" in name}
+    assert sum(float(alone[name].abs().max()) > 0 for name in towers) > len(towers) / 2
+    for part in (towers, alone.keys() - towers):
+        differences = torch.cat([(packed[name] - alone[name]).flatten() for name in part])
+        assert differences.norm() <= bound * torch.cat([alone[name].flatten() for name in part]).norm()
+
+
+def learned(policy: PolicyModel, sight: vision.Sight, batches: list[Batch]) -> float:
+    """The loss of these; their gradients are the model's."""
+    total = 0.0
+    for batch in batches:
+        sight.look(batch)
+        batch.inputs = {name: t.to(next(policy.parameters()).dtype) if t.is_floating_point() else t for name, t in batch.inputs.items()}
+        loss = policy(batch)[0].sum()
+        loss.backward()
+        total += loss.item()
+    return total
