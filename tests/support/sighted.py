@@ -67,6 +67,7 @@ LFM = {
     "image_thumbnail": "<|img_thumbnail|>",
 }
 RECURRENT = ("lfm2_vl",)  # sequences get rows of their own, and the hf engine does not sample from it
+ONE_BY_ONE = ("gemma4", "llava_next", "mistral3", "video_llama_3")  # whose pictures differ in shape
 QUICK = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "idefics3", "llava", "internvl")  # that `make test` looks at; others are slow
 # Settings of the text model, of the tower and of the whole; tokens that are added, and those that settings name.
 SIGHTED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], list[str], dict[str, str]]] = {

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -28,7 +29,7 @@ def sharded(dtype: torch.dtype) -> Iterator[None]:
     Buffers keep their types: DeepSpeed would make the frequencies of rotary embeddings bfloat16, which after a thousand tokens are others.
     """
     from deepspeed.runtime.zero import partition_parameters
-    from transformers import modeling_utils
+    from transformers import core_model_loading, modeling_utils
     from transformers.integrations import deepspeed as integration
 
     construct = partition_parameters.zero_wrapper_for_fp_tensor_constructor
@@ -41,7 +42,8 @@ def sharded(dtype: torch.dtype) -> Iterator[None]:
     try:
         load: Any = modeling_utils._load_state_dict_into_zero3_model  # type: ignore[attr-defined]
         by_layer = patch.object(modeling_utils, load.__name__, _by_layer(load))
-        with engine.quiet(), patch.object(partition_parameters, construct.__name__, uncast), by_layer:
+        turned = patch.object(core_model_loading.Transpose, "convert", _by_whole_shapes(core_model_loading.Transpose.convert))
+        with engine.quiet(), patch.object(partition_parameters, construct.__name__, uncast), by_layer, turned:
             yield
     finally:
         integration.unset_hf_deepspeed_config()
@@ -74,3 +76,13 @@ def _by_layer(load: Callable[..., Any]) -> Callable[..., Any]:
         return errors, set.intersection(*missing) if missing else set(model.state_dict())
 
     return loaded
+
+
+def _by_whole_shapes(convert: Callable[..., Any]) -> Callable[..., Any]:
+    """transformers' operation transposes weights whose shape is not the parameter's, which is empty on ranks that have a shard of it."""
+
+    def converted(self: Any, *args: Any, model: Any, **given: Any) -> Any:
+        whole = SimpleNamespace(get_parameter=lambda name: torch.empty(model.get_parameter(name).ds_shape, device="meta"))
+        return convert(self, *args, model=whole, **given)
+
+    return converted

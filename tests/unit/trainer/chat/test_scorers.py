@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.sighted import QUICK, sighted
+from support.sighted import QUICK, RECURRENT, SIGHTED, sighted
 from transformers import AutoConfig
 
 from trainer import models
@@ -33,7 +33,9 @@ def scored(kind: str, folder: Path) -> Path:
     return folder / "scorer"
 
 
-@pytest.mark.parametrize("kind", QUICK)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind in QUICK else [pytest.mark.slow]) for kind in SIGHTED if kind not in RECURRENT]
+)
 def test_a_reward_model_says_what_ranks_that_trained_it_say(kind, tmp_path):
     folder = scored(kind, tmp_path)
     assert is_scorer(AutoConfig.from_pretrained(folder))
