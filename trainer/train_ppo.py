@@ -48,6 +48,7 @@ from trainer.cluster.start_signals import ENDED
 from trainer.cluster.stopping import Stopped, Stopping, stop_signals
 from trainer.data.loader import make_loader
 from trainer.data.prompts import say_day
+from trainer.data.rows import told
 from trainer.episodes import Episode, Prompt
 from trainer.errors import STOPPED, ConfigError, RunError
 from trainer.metrics import Metrics, plot
@@ -223,6 +224,9 @@ def stopped(run: Run, why: Stopped, learned: int) -> int:
 
 def train(config: PpoConfig, folder: Path) -> int:
     """Train to the end, back to a good checkpoint where it diverges. Returns the exit code."""
+    if known := "; ".join(told(config.data.sources() | config.eval_data())):
+        print(f"data: {known}", flush=True)
+        faults.note(folder, None, known, faults.ROWS)
     while True:
         try:
             return _train(slowed(config, folder), folder)

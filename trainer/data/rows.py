@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,14 @@ def _function(spec: str, args: dict[str, Any]) -> Iterator[tuple[str, Row]]:
     for number, row in enumerate(rows):
         where = f"{spec}: row {number}"
         yield where, _row(row, where)
+
+
+def told(sets: Mapping[str, DataConfig]) -> Iterator[str]:
+    """What functions say of the rows that they gave, by `function.about(**args)` where that is there; of each set with its name."""
+    for name, config in sets.items():
+        about = getattr(find(config.path, "data.path"), "about", None) if config.function() else None
+        if about:
+            yield f"{name}: {about(**config.args)}" if name else f"{about(**config.args)}"
 
 
 def _row(row: Any, where: str) -> Row:

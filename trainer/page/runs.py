@@ -15,7 +15,7 @@ from . import metrics, record
 
 ALIVE = "alive.json"  # written by trainer/runs/alive.py while the run's process lives
 SILENT = 30.0  # seconds without a sign of life after which a run counts as killed
-EVENTS = {"starts.jsonl": "start", "rollbacks.jsonl": "rollback", "faults.jsonl": "fault"}
+EVENTS = {"starts.jsonl": "start", "rollbacks.jsonl": "rollback", "faults.jsonl": "fault", "rows.jsonl": "data"}
 MARKS = ("run.yaml", metrics.FILE, "model")  # by any of which a folder is a run's
 NAME = re.compile(r"[^/\x00]{1,255}")
 MOST_EVENTS = 2000
@@ -78,6 +78,7 @@ def summary(folder: Path, now: float | None = None) -> dict[str, Any]:
         "model": flat.get("model.path") or ("random weights" if "model.init" in str(flat) else None),
         "started": begun,
         "starts": len(starts),
+        "data": next((row.get("what") for row in reversed(lines(folder / "rows.jsonl"))), None),
         "updated": modified(folder / metrics.FILE),
         "episodes": (folder / record.FILE).exists(),
     }

@@ -39,6 +39,7 @@ BEFORE_STEPS = (
     "mlflow_run",
     "traces",
     "episodes.db",
+    "rows.jsonl",
     metrics.FILE,
 )  # what a start makes of its settings before the first step
 ROLLBACKS = "rollbacks.jsonl"  # where a run diverged, and what it went back to

@@ -1,4 +1,7 @@
-"""faults.jsonl of a run: what went wrong, at which step, and what came of it. The report shows it."""
+"""faults.jsonl of a run: what went wrong, at which step, and what came of it. rows.jsonl: what is known of its rows.
+
+The report shows both.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,11 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-FILE = "faults.jsonl"
+FILE, ROWS = "faults.jsonl", "rows.jsonl"
 
 
-def note(folder: Path, step: int | None, what: str) -> None:
+def note(folder: Path, step: int | None, what: str, file: str = FILE) -> None:
     """Add a line. A disk that is full must not end a run that survived the fault itself. `step`: None where it is not known."""
     row = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "step": step, "what": what}
-    with suppress(OSError), (folder / FILE).open("a") as out:
+    with suppress(OSError), (folder / file).open("a") as out:
         out.write(json.dumps(row) + "\n")

@@ -15,7 +15,7 @@ F.views.run = async (name, tab = "", ...rest) => {
 
 F.runHead = (run) => [
   F.facts([["state", F.state(run.state)], ["step", `${F.number(run.step)}${run.steps ? ` of ${F.number(run.steps)}` : ""}`], ["reward", run.reward === null ? null : F.number(run.reward)], ["loss", run.reward === null ? F.number(run.loss) : null], ["evaluation", run.eval_reward === null ? null : F.number(run.eval_reward)],
-    ["a step takes", run.seconds ? `${F.number(run.seconds, 3)} s` : null], ["tokens/s", run.tokens_per_second === null ? null : F.number(Math.round(run.tokens_per_second))], ["cost", run.cost_usd === null ? null : F.usd(run.cost_usd)], ["owner", run.owner], ["algorithm", run.algorithm], ["model", run.model], ["started", run.started], ["starts", run.starts]]),
+    ["a step takes", run.seconds ? `${F.number(run.seconds, 3)} s` : null], ["tokens/s", run.tokens_per_second === null ? null : F.number(Math.round(run.tokens_per_second))], ["cost", run.cost_usd === null ? null : F.usd(run.cost_usd)], ["owner", run.owner], ["algorithm", run.algorithm], ["model", run.model], ["started", run.started], ["starts", run.starts], ["data", run.data]]),
   run.word ? F.h("p", { class: ["failed", "killed"].includes(run.state) ? "error" : "soft" }, run.word) : null,
   run.damaged.length ? F.h("p", { class: "error" }, `metrics.jsonl: lines ${run.damaged.join(", ")} are damaged and left out`) : null,
 ];

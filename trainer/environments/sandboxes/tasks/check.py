@@ -1,7 +1,7 @@
 """Which tasks teach nothing: each is tried with its own solution, several times, with nothing, with half of the solution and with another
 task's.
 
-python -m trainer.environments.sandboxes.tasks check TASKS [--runs 3] [--keep FILE] [--json FILE]
+python -m trainer.environments.sandboxes.tasks check TASKS [--runs 3] [--keep FILE] [--verdicts FILE]
 
 Ends with 1 where a task is not fit to train on.
 """
@@ -12,10 +12,9 @@ import argparse
 import asyncio
 import contextlib
 import hashlib
-import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from trainer.configs.sandbox import SandboxConfig
@@ -25,35 +24,21 @@ from trainer.environments.sandboxes.spec import SandboxError, Spec
 from trainer.environments.sandboxes.tasks.grading import Grade, graded, halved, prepared, solve
 from trainer.environments.sandboxes.tasks.reading import Task, read, task_folders
 from trainer.environments.sandboxes.tasks.repositories import UNCHANGED
+from trainer.environments.sandboxes.tasks.verdicts import FILE, TOLD, Verdict, digest_of, file_of, write
 from trainer.errors import ConfigError
 
-TOLD = {
-    "good": "its solution passes, nothing less does",
-    "broken": "cannot be read or prepared",
-    "unsolvable": "its own solution fails",
-    "flaky": "its own solution passes at times",
-    "free": "passes with nothing done",
-    "leaking": "its environment has files of its tests or solution",
-    "weak": "half of its solution passes, or another task's",
-}
 PROVIDERS = ("auto", "namespaces", "docker", "podman")
 ORACLE_PASSES = 1.0
 SMALLEST_LEAK = 16  # bytes: shorter files are alike by chance
 
 
-@dataclass(frozen=True)
-class Verdict:
-    task: str
-    verdict: str
-    why: str = ""
-
-
 async def judged(folder: Path, other: Path, sandboxes: Sandboxes, spec: Spec, runs: int) -> Verdict:
     """`other`: a task whose solution is to fail here, unless both ask for the same."""
+    digest = digest_of(folder)
     try:
-        return await _judged(folder, other, sandboxes, spec, runs)
+        return replace(await _judged(folder, other, sandboxes, spec, runs), digest=digest)
     except (ConfigError, SandboxError, OSError) as error:
-        return Verdict(folder.name, "broken", str(error).splitlines()[0])
+        return Verdict(folder.name, "broken", str(error).splitlines()[0], digest)
 
 
 async def _judged(folder: Path, other: Path, sandboxes: Sandboxes, spec: Spec, runs: int) -> Verdict:
@@ -142,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--image", default="", help="what tasks build on: a folder, or for containers a name; default: this machine's programs"
     )
     parser.add_argument("--keep", metavar="FILE", help="write the names of good tasks, for data.args.only")
-    parser.add_argument("--json", metavar="FILE", help="write all verdicts")
+    parser.add_argument("--verdicts", metavar="FILE", help=f"where all verdicts are kept, for data.args ({FILE} beside the tasks)")
     given = whole.parse_args(argv)
     for name in ("runs", "at_once", "memory_mb", "disk_mb"):
         if (value := getattr(given, name)) < 1:
@@ -162,8 +147,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{len(good)} of {len(verdicts)} tasks are fit to train on")
     if given.keep:
         Path(given.keep).write_text("".join(f"{name}\n" for name in good))
-    if given.json:
-        Path(given.json).write_text(json.dumps([asdict(each) for each in verdicts], indent=1) + "\n")
+    file = Path(given.verdicts) if given.verdicts else file_of(folders)
+    try:
+        write(file, verdicts, folders)
+    except (ConfigError, OSError) as error:
+        print(f"error: --verdicts: {error}", file=sys.stderr)
+        return 2
     return int(len(good) < len(verdicts))
 
 

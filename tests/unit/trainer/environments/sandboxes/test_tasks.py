@@ -154,13 +154,14 @@ FAULTS: dict[str, tuple[str, dict[str, str | None]]] = {
 def test_tasks_that_teach_nothing_are_named_and_left_out(tmp_path, capsys):
     for name, (_, changes) in FAULTS.items():
         harbor(tmp_path / "tasks" / name, **changes)
-    kept, verdicts = tmp_path / "kept", tmp_path / "verdicts.json"
-    assert main(["check", str(tmp_path / "tasks"), "--runs", "8", "--keep", str(kept), "--json", str(verdicts)]) == 1
+    kept, tasks = tmp_path / "kept", str(tmp_path / "tasks")
+    assert main(["check", tasks, "--runs", "8", "--keep", str(kept)]) == 1
     printed = capsys.readouterr().out
-    found = {each["task"]: each["verdict"] for each in json.loads(verdicts.read_text())}
+    found = {each["task"]: each["verdict"] for each in json.loads((tmp_path / "tasks/verdicts.json").read_text())}
     assert found == {name: verdict for name, (verdict, _) in FAULTS.items()}, printed
     assert "1 of 10 tasks are fit to train on" in printed and "RUN exit 3: exit code 3" in printed
-    assert [Path(row["task"]).name for row in rows(str(tmp_path / "tasks"), only=str(kept))] == ["good"]
+    for args in ({"only": str(kept)}, {"leave_out": "bad"}):
+        assert [Path(row["task"]).name for row in rows(tasks, **args)] == ["good"]
 
 
 @pytest.mark.parametrize(
