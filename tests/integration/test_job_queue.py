@@ -76,6 +76,7 @@ def services(cluster: Cluster) -> list[psutil.Process]:
     return [each for each in cluster.processes() if any(word.endswith("/job_queue") for word in command(each))]
 
 
+@pytest.mark.slow
 def test_a_run_makes_room_and_comes_back_with_the_same_bits_though_the_queue_is_killed(
     cluster: Cluster, queue: Queue, env: dict[str, str], folder: Path
 ) -> None:

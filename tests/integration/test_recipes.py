@@ -50,6 +50,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
         made.run("down", "local")
 
 
+@pytest.mark.slow
 def test_trl_trains_on_every_node_and_resumes(project: Project, tiny_model: Path) -> None:
     """TRL itself: two processes on two nodes, two steps, then two more from the checkpoint of the first two."""
     prepared = project.shared / "data/gsm8k-chat"

@@ -203,6 +203,7 @@ def test_a_machine_that_shuts_down_with_notice_ends_the_run(cluster: Lab):
         assert ended(cluster, attempt, took) == 75
 
 
+@pytest.mark.slow
 def test_a_killed_docker_daemon_leaves_the_run_alone(cluster: Lab):
     host, attempt = cluster.host("ray", 1), cluster.jobs("ray")[0]["submission"]
     host.sh("pkill -KILL -x dockerd")

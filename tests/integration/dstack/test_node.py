@@ -58,6 +58,7 @@ def wait_for_engines(lab: Lab, count: int, what: str) -> int:
     return rows(lab)[-1]["step"]
 
 
+@pytest.mark.slow
 def test_a_bad_node_is_replaced_by_another_machine_and_training_goes_on(lab: Lab):
     done = lab.user("python -m cli up lab", timeout=600)
     assert done.returncode == 0, done.stdout

@@ -47,6 +47,7 @@ def apply(lab: Lab) -> subprocess.Popen[bytes]:
     return cluster
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("model")
 def test_a_stopped_run_goes_on_where_it_was(lab: Lab):
     cluster = apply(lab)
