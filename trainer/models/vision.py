@@ -26,6 +26,13 @@ GRIDS = "image_grid_thw"  # a picture's size in patches, of families whose pictu
 Seen = Sequence[tuple[int, int, tuple[Any, ...]]]  # as Batch.seen_S
 
 
+def counted(batches: Sequence[Batch]) -> dict[str, int]:
+    """How many pictures these micro-batches have, and how often the tower reads one for them, as each does once; nothing of texts."""
+    each = [{picture.hash for _, _, pictures in batch.seen_S for picture in pictures} for batch in batches]
+    distinct = set[str]().union(*each)
+    return {"pictures": len(distinct), "pictures/encoded": sum(map(len, each))} if distinct else {}
+
+
 def reads_pictures(lm: Any) -> bool:
     return getattr(lm.config, "vision_config", None) is not None
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 PER_TOKEN = ("kl", "kl_old", "divergence", "logprob_diff", "dropped", "clipped", "ratio", "entropy")
 # Sums over what is compared: pairs of answers, or answers with a label.
 PER_UNIT = ("accuracy", "margin", "score_chosen", "score_rejected")
+SUMS = ("pictures", "pictures/encoded")  # that are shown as they are
 BIN = "bin/"  # before the number of a bin of confidence: sums of (right - confidence)
 
 
@@ -25,6 +26,7 @@ def means(parts: list[dict[str, float]], tokens: float, units: float = 1.0) -> d
     total = {name: sum(p.get(name, 0.0) for p in parts) for name in {n: None for p in parts for n in p}}
     found = {"loss": total["loss"]} | {name: total[name] / max(tokens, 1.0) for name in PER_TOKEN if name in total}
     found |= {name: total[name] / max(units, 1.0) for name in PER_UNIT if name in total}
+    found |= {name: total[name] for name in SUMS if name in total}
     if routed := total.get("routed"):
         found["rerouted"] = total["rerouted"] / routed
     bins = [abs(value) for name, value in total.items() if name.startswith(BIN)]

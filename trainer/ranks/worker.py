@@ -32,6 +32,7 @@ from trainer.episodes import Batch, Denominators
 from trainer.errors import ConfigError, RunError
 from trainer.models import checkpoint_names, lora, quantize, streaming
 from trainer.models.heads import PolicyModel
+from trainer.models.vision import counted
 from trainer.objectives import Objective
 from trainer.ranks import parallel, trial
 from trainer.ranks.engine import Engine, init_distributed, record_apart
@@ -180,6 +181,7 @@ class Worker(Recorded):
         sums, batches = self._sums(sequences, tokens_N, counts, count, numbers)
         sums["real_tokens"] = sum(b.real_tokens for b in batches)
         sums["padded_tokens"] = sum(b.input_ids_RL.numel() for b in batches)
+        sums |= counted(batches)
         with span("optimizer"):
             stepped = self.engine.step()
             self._settle()

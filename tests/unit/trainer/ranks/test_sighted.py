@@ -25,6 +25,7 @@ from trainer.models import shapes as shapes_of
 from trainer.models.heads import ScoreModel
 from trainer.objectives.aggregation import denominators
 from trainer.objectives.pairwise import pairwise
+from trainer.ranks.reduction import combine
 from trainer.ranks.worker import Role, Worker
 from trainer.rewards.model import RewardModel
 
@@ -48,9 +49,14 @@ def sequences(worker: Worker) -> list[Sequence]:
 
 def step(worker: Worker) -> dict[str, float]:
     """Of a batch of which all but the last sequence have pictures."""
-    mask = {"mask": torch.ones(8)}
-    episode_N = torch.arange(4).repeat_interleave(2)
-    return worker.optimizer_step(sequences(worker), mask, denominators(mask["mask"], episode_N, 4, 2), 0)
+    return learned_from(worker, sequences(worker))
+
+
+def learned_from(worker: Worker, sequences: list[Sequence]) -> dict[str, float]:
+    """Of these, whose answers have two tokens."""
+    count = len(sequences)
+    mask, episode_N = {"mask": torch.ones(2 * count)}, torch.arange(count).repeat_interleave(2)
+    return worker.optimizer_step(sequences, mask, denominators(mask["mask"], episode_N, count, 2), 0)
 
 
 def learned(worker: Worker) -> dict[str, torch.Tensor]:
@@ -92,6 +98,27 @@ def test_micro_batches_of_text_alone_change_nothing(tmp_path, kind):
     whole, parted = step(worker), step(parts)
     for name in ("loss", "grad_norm"):
         assert parted[name] == pytest.approx(whole[name], rel=1e-5)
+
+
+@pytest.mark.parametrize(("budget", "encoded", "blank"), [(400, 3, 0), (24, 4, 1)])
+def test_a_group_of_answers_has_its_picture_encoded_once_in_each_micro_batch(tmp_path, monkeypatch, budget, encoded, blank):
+    worker = begun("qwen2_5_vl", tmp_path, budget=budget)
+    assert worker.sight
+    core, read = worker.sight.core, list[int]()
+    features = core.get_image_features
+
+    def counting(*args: Any, **given: Any) -> Any:
+        read.append(len(given["image_grid_thw"]))
+        return features(*args, **given)
+
+    monkeypatch.setattr(core, "get_image_features", counting)
+    first, *rest, text = sequences(worker)
+    group = [first, Sequence(first.prompt_ids, [4, 3], pictures=first.pictures), *rest]
+    assert max(each.length for each in group) <= 24 < 2 * min(each.length for each in group), "one in each micro-batch of 24"
+    stats = combine([learned_from(worker, [*group, text])], 10)
+    assert (stats["pictures"], stats["pictures/encoded"]) == (3, encoded) and sum(read) == encoded + blank
+    read.clear()
+    assert "pictures" not in combine([learned_from(worker, [text] * 2)], 4) and read == [1], "a blank one, which is not counted"
 
 
 @pytest.mark.parametrize(("frozen", "still"), [(["visual"], "visual"), (["language_model"], "language_model")])
