@@ -11,12 +11,17 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.tasks import harbor
 
 from lab.dstack.image import IMAGE, VOLUMES, make_image
 from lab.slurm.engines import ENGINE, RUNC, STORAGE
 from lab.waiting import wait_for
+from trainer.configs.sandbox import SandboxConfig
 from trainer.environments.sandboxes.containers import Container, Containers
+from trainer.environments.sandboxes.episode import Sandboxes, spec_of
 from trainer.environments.sandboxes.spec import SandboxError, Spec
+from trainer.environments.sandboxes.tasks.grading import graded, prepared
+from trainer.environments.sandboxes.tasks.reading import read
 
 pytestmark = [pytest.mark.hosts, pytest.mark.skipif(os.geteuid() != 0, reason="needs root; `make test-hosts` installs the engines")]
 ROOT = Path(__file__).parents[2]
@@ -152,3 +157,35 @@ def test_a_sandbox_ends_with_a_driver_that_was_killed(engine: str) -> None:
 def test_what_an_engine_cannot_make_is_one_line(engine: str, spec: Spec, say: str) -> None:
     with pytest.raises(SandboxError, match=say):
         asyncio.run(Containers(engine).create(spec))
+
+
+def test_a_tasks_dockerfile_is_built_once_and_its_image_has_its_files(
+    engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = harbor(tmp_path / "tasks/sum", **{"environment/Dockerfile": f"FROM {IMAGE}\nWORKDIR /app\nCOPY b.txt .\nENV LEFT=20\n"})
+    bad = harbor(tmp_path / "tasks/bad", **{"environment/Dockerfile": f"FROM {IMAGE}\nRUN nothing-there\n"})
+    folders = {path.partition(":")[0]: path.partition(":")[0] for path in VOLUMES}
+    config = SandboxConfig.model_validate({"provider": engine, "build": "offline", "folders": folders, "memory_mb": 256, "timeout": 60})
+
+    async def run() -> None:
+        for _ in range(2):  # two runs
+            sandboxes = Sandboxes(config)
+            try:
+                async with asyncio.timeout(120):
+                    machine = await prepared(read(folder), spec_of(config, {}), sandboxes)
+                    assert (await machine.exec("pwd; cat b.txt; echo $LEFT")).stdout == "/app\n22\n20\n"
+                    await machine.exec("echo 42 > sum.txt")
+                    assert (await graded(read(folder), machine)).reward == 1
+                    with pytest.raises(SandboxError, match=rf"bad: {engine} build: exit code \d+: "):
+                        await prepared(read(bad), spec_of(config, {}), sandboxes)
+            finally:
+                sandboxes.close()
+
+    try:
+        asyncio.run(run())
+        assert capsys.readouterr().out.count(f"{folder}: {engine} builds") == 1
+    finally:
+        names = subprocess.run(
+            [engine, "images", "--quiet", "flotilla-task"], check=True, capture_output=True, text=True, timeout=60
+        ).stdout
+        subprocess.run([engine, "rmi", "--force", *{*names.split()}], check=True, capture_output=True, timeout=60)

@@ -24,6 +24,11 @@ class SandboxConfig(Section):
         description="Its system: a folder of the nodes, for docker and podman an image that they have, for kubernetes one of a registry; "
         "{column} is the row's. Default: the node's own programs, read-only.",
     )
+    build: Annotated[Literal["offline", "online"] | None, WITH_SANDBOX] = Field(
+        default=None,
+        description="Docker or Podman build the Dockerfile of each task as an image, once on a node, with or without network. Default: its "
+        "instructions are carried out over image.",
+    )
     folders: Annotated[dict[AbsolutePath, str], WITH_SANDBOX] = Field(
         default_factory=dict, description="Folders of the nodes that it sees at these paths, read-only, such as {/data: /mnt/data}."
     )

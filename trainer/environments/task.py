@@ -32,7 +32,7 @@ async def task(
     from trainer.environments.policy import LimitReached
 
     given = read(Path(row[column]))
-    await policy.sandbox.adopt(lambda spec, create: prepared(given, spec, create))
+    await policy.sandbox.adopt(lambda spec, sandboxes: prepared(given, spec, sandboxes))
     offered = await toolbox.made(TOOLS, policy)
     messages = [{"role": "system", "content": system}, {"role": "user", "content": given.instruction}]
     try:

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from trainer.configs.sandbox import SandboxConfig
+from trainer.environments.sandboxes.images import Dockerfile, Image, built
 from trainer.environments.sandboxes.machine import Machine
-from trainer.environments.sandboxes.providers import Provider, chosen
+from trainer.environments.sandboxes.pools import Line, queued
+from trainer.environments.sandboxes.providers import BUILDERS, Provider, chosen
 from trainer.environments.sandboxes.relay import Served
-from trainer.environments.sandboxes.spec import Result, SandboxError, Snapshot, Spec
+from trainer.environments.sandboxes.spec import Result, SandboxError, Snapshot, Spec, Unavailable
 from trainer.errors import ConfigError
-
-Create = Callable[[Spec, Snapshot | None], Awaitable[Machine]]
 
 
 def spec_of(config: SandboxConfig, row: Mapping[str, Any]) -> Spec:
@@ -39,8 +39,10 @@ def check(config: SandboxConfig, row: Mapping[str, Any]) -> None:
     async def once() -> None:
         made = Sandboxes(config)
         try:
-            machine = await made.create(spec_of(config, row))
-            if (await machine.exec("true")).code:
+            if config.build:  # of which no image may be there yet
+                await made.builder()
+            machine = None if config.build and not config.image else await made.create(spec_of(config, row))
+            if machine and (await machine.exec("true")).code:
                 raise SandboxError(f"environment.sandbox.image={config.image!r}: has no shell that runs, /bin/sh")
         finally:
             made.close()
@@ -58,6 +60,7 @@ class Sandboxes:
     def __init__(self, config: SandboxConfig):
         self.config = config
         self.provider: Provider | None = None
+        self.images: dict[Path, Image] = {}  # by their Dockerfiles
         self.turn: asyncio.Lock | None = None  # made by the event loop that uses it
 
     def of_episode(self, row: Mapping[str, Any], metrics: Counter[str]) -> EpisodeSandbox:
@@ -65,11 +68,35 @@ class Sandboxes:
 
     async def create(self, spec: Spec, snapshot: Snapshot | None = None, connected: Mapping[int, Served] | None = None) -> Machine:
         """Raises SandboxError."""
+        return await (await self._provider()).create(spec, snapshot, connected)
+
+    async def _provider(self) -> Provider:
         self.turn = self.turn or asyncio.Lock()
         async with self.turn:
             if self.provider is None:
-                self.provider = await chosen(self.config.provider or "auto", strict=self.config.strict, wait=self.config.wait)
-        return await self.provider.create(spec, snapshot, connected)
+                config = self.config
+                name, building = config.provider or "auto", config.build is not None
+                self.provider = await chosen(name, strict=config.strict, wait=config.wait, building=building)
+            return self.provider
+
+    async def builder(self, task: str = "a task") -> str:
+        """The engine that builds its Dockerfile. Raises Unavailable."""
+        name = (await self._provider()).name
+        if name not in BUILDERS:
+            fix = f"set environment.sandbox.provider to {' or '.join(BUILDERS)}, or leave it out"
+            raise Unavailable(f"environment.sandbox.build={self.config.build}: {name} does not build the Dockerfile of {task}; {fix}")
+        return name
+
+    async def image(self, given: Dockerfile) -> Image | None:
+        """Built of it, where the settings ask for that. Raises SandboxError."""
+        if self.config.build is None:
+            return None
+        engine = await self.builder(given.task)
+        if given.file not in self.images:
+            with Line(queued.get()) as line:
+                line.enter()  # others play meanwhile, and its time is not the episode's
+                self.images[given.file] = await built(engine, given, self.config.build)
+        return self.images[given.file]
 
     def close(self) -> None:
         if self.provider:
@@ -111,12 +138,12 @@ class EpisodeSandbox:
         self.machines.append(self.machine)
         return self.machine
 
-    async def adopt(self, make: Callable[[Spec, Create], Awaitable[Machine]]) -> Machine:
+    async def adopt(self, make: Callable[[Spec, Sandboxes], Awaitable[Machine]]) -> Machine:
         """The one that `make` returns, in place of what was there."""
         async with self.turn:
             if self.machine:
                 self.machine.close()
-            self.machine = await make(spec_of(self.sandboxes.config, self.row), self.sandboxes.create)
+            self.machine = await make(spec_of(self.sandboxes.config, self.row), self.sandboxes)
             self.machines.append(self.machine)
             return self.machine
 

@@ -45,10 +45,15 @@ PROVIDERS: dict[str, Callable[[], Provider]] = {
 }
 
 
-async def chosen(name: str, *, strict: bool = False, wait: float = 600.0) -> Provider:
-    """The provider of this name; `auto`: the first that runs here, pools where the cluster has some, never pods. Raises Unavailable."""
+BUILDERS = ("docker", "podman")  # that build images of Dockerfiles
+
+
+async def chosen(name: str, *, strict: bool = False, wait: float = 600.0, building: bool = False) -> Provider:
+    """The provider of this name; `auto`: the first that runs here, pools where the cluster has some, never pods. `building`: one that
+    builds images. Raises Unavailable."""
     wrong: list[str] = []
-    for each in [each for each in PROVIDERS if each != "kubernetes" and (each != "pool" or there())] if name == "auto" else [name]:
+    automatic = [each for each in PROVIDERS if each != "kubernetes" and (each != "pool" or there())]
+    for each in ([*BUILDERS] if building else automatic) if name == "auto" else [name]:
         provider = PROVIDERS[each]()
         if isinstance(provider, Pools):
             provider.wait = wait

@@ -57,7 +57,7 @@ async def ended(process: asyncio.subprocess.Process) -> None:
         await process.wait()
 
 
-def last_line(text: bytes) -> str:
+def last_line(text: bytes | bytearray) -> str:
     """Of what an engine said, less Docker's advice to read its help."""
     lines = [line for line in text.decode(errors="replace").splitlines() if line.strip() and "--help" not in line]
     return (lines or [""])[-1]

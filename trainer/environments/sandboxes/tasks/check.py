@@ -19,12 +19,13 @@ from pathlib import Path
 
 from trainer.configs.sandbox import SandboxConfig
 from trainer.environments.sandboxes.episode import Sandboxes
+from trainer.environments.sandboxes.images import NETWORKS, digest_of
 from trainer.environments.sandboxes.machine import Machine
-from trainer.environments.sandboxes.spec import SandboxError, Spec
+from trainer.environments.sandboxes.spec import SandboxError, Spec, Unavailable
 from trainer.environments.sandboxes.tasks.grading import Grade, graded, halved, prepared, solve
 from trainer.environments.sandboxes.tasks.reading import Task, read, task_folders
 from trainer.environments.sandboxes.tasks.repositories import UNCHANGED
-from trainer.environments.sandboxes.tasks.verdicts import FILE, TOLD, Verdict, digest_of, file_of, write
+from trainer.environments.sandboxes.tasks.verdicts import FILE, TOLD, Verdict, file_of, write
 from trainer.errors import ConfigError
 
 PROVIDERS = ("auto", "namespaces", "docker", "podman")
@@ -37,6 +38,8 @@ async def judged(folder: Path, other: Path, sandboxes: Sandboxes, spec: Spec, ru
     digest = digest_of(folder)
     try:
         return replace(await _judged(folder, other, sandboxes, spec, runs), digest=digest)
+    except Unavailable:  # of any task
+        raise
     except (ConfigError, SandboxError, OSError) as error:
         return Verdict(folder.name, "broken", str(error).splitlines()[0], digest)
 
@@ -51,7 +54,7 @@ async def _judged(folder: Path, other: Path, sandboxes: Sandboxes, spec: Spec, r
         return Verdict(task.name, "unsolvable", f"its solution gets {best.why}")
     if worst.reward < ORACLE_PASSES:
         return Verdict(task.name, "flaky", f"its solution gets 1 at times, and {worst.why}")
-    machine = await prepared(task, spec, sandboxes.create)
+    machine = await prepared(task, spec, sandboxes)
     try:
         leaks, free = await _leaks(task, machine), (await graded(task, machine)).reward >= ORACLE_PASSES
     finally:
@@ -76,7 +79,7 @@ def _solution(folder: Path, instruction: str) -> str:
 
 
 async def _tried(task: Task, sandboxes: Sandboxes, spec: Spec, program: str) -> Grade:
-    machine = await prepared(task, spec, sandboxes.create)
+    machine = await prepared(task, spec, sandboxes)
     try:
         await solve(task, machine, program)
         return await graded(task, machine)
@@ -126,6 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--image", default="", help="what tasks build on: a folder, or for containers a name; default: this machine's programs"
     )
+    parser.add_argument("--build", choices=[*NETWORKS], help="have docker or podman build each task's Dockerfile, with or without network")
     parser.add_argument("--keep", metavar="FILE", help="write the names of good tasks, for data.args.only")
     parser.add_argument("--verdicts", metavar="FILE", help=f"where all verdicts are kept, for data.args ({FILE} beside the tasks)")
     given = whole.parse_args(argv)
@@ -133,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (value := getattr(given, name)) < 1:
             parser.error(f"--{name.replace('_', '-')}: {value}; at least 1")
     limits = {"cpu": 4, "memory_mb": max(16, given.memory_mb), "disk_mb": given.disk_mb, "processes": 256}
-    config = SandboxConfig.model_validate({"provider": given.provider, "image": given.image, **limits})
+    config = SandboxConfig.model_validate({"provider": given.provider, "image": given.image, "build": given.build, **limits})
     try:
         folders = task_folders(given.tasks, given.repos)
         verdicts = asyncio.run(all_judged(folders, config, given.runs, given.at_once))

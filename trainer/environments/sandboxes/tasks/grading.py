@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
+from trainer.environments.sandboxes.images import Dockerfile, Image
 from trainer.environments.sandboxes.machine import Machine
 from trainer.environments.sandboxes.spec import SandboxError, Snapshot, Spec
-from trainer.environments.sandboxes.tasks.reading import Task
+from trainer.environments.sandboxes.tasks.reading import HEREDOC, Task
 
-Create = Callable[[Spec, Snapshot | None], Awaitable[Machine]]
 REWARD = "/logs/verifier/reward.txt"
 COUNTS = re.compile(r"(\d+) (passed|failed|error|errors|xfailed|xpassed)\b")
 STEP_SECONDS = 600.0
@@ -36,6 +36,14 @@ class Grade:
         return f"{self.reward:g}: {last}"
 
 
+class Maker(Protocol):
+    async def create(self, spec: Spec, snapshot: Snapshot | None = None) -> Machine: ...
+
+    async def image(self, given: Dockerfile) -> Image | None:
+        """Built of it, where the settings ask for that."""
+        ...
+
+
 def spec_of(task: Task, spec: Spec) -> Spec:
     """The task's limits, within those of the settings. Raises SandboxError for one that asks for more; of the disk it gets as much as there
     is, since task folders ask for 10 GB that they do not use."""
@@ -49,9 +57,12 @@ def spec_of(task: Task, spec: Spec) -> Spec:
     return dataclasses.replace(spec, workdir=task.workdir, image=task.image or spec.image, env=env, **limits)
 
 
-async def prepared(task: Task, spec: Spec, create: Create) -> Machine:
-    """As its Dockerfile says, over the system of the settings. Raises SandboxError where a step fails."""
-    machine = await create(spec_of(task, spec), None)
+async def prepared(task: Task, spec: Spec, by: Maker) -> Machine:
+    """As its Dockerfile says: its image, or its steps over the system of the settings. Raises SandboxError where a step fails."""
+    if image := await by.image(task.dockerfile) if task.dockerfile else None:
+        return await by.create(dataclasses.replace(spec_of(task, spec), image=image.name, workdir=image.workdir or "/", env=spec.env))
+    require_steps(task)
+    machine = await by.create(spec_of(task, spec))
     try:
         await machine.exec(["mkdir", "-p", task.workdir])
         at = "/"
@@ -62,7 +73,7 @@ async def prepared(task: Task, spec: Spec, create: Create) -> Machine:
             elif word in ("COPY", "ADD"):
                 await _copy(task, machine, rest, at)
             elif word == "RUN":
-                result = await machine.exec(rest, cwd=at, timeout=STEP_SECONDS, session="setup")
+                result = await machine.exec(_line(rest), cwd=at, timeout=STEP_SECONDS, session="setup")
                 if result.code:
                     last = (result.output.strip().splitlines() or ["no word why"])[-1]
                     raise SandboxError(f"{task.folder}: RUN {rest[:SHOWN]}: exit code {result.code}: {last[:SHOWN]}")
@@ -70,6 +81,20 @@ async def prepared(task: Task, spec: Spec, create: Create) -> Machine:
         machine.close()
         raise
     return machine
+
+
+def _line(rest: str) -> str:
+    """Of the shell: a here-document that is all of a RUN is a script."""
+    first, _, body = rest.partition("\n")
+    return body.rpartition("\n")[0] if re.fullmatch(HEREDOC, first.strip()) else rest
+
+
+def require_steps(task: Task) -> None:
+    """Raises SandboxError where only an engine can do what its Dockerfile says."""
+    why = "has several stages" if sum(word == "FROM" for word, _ in task.steps) > 1 else ""
+    why = why or next((f"{word} {rest.splitlines()[0]}" for word, rest in task.steps if word != "RUN" and "<<" in rest), "")
+    if why:
+        raise SandboxError(f"{task.folder}: its Dockerfile: {why}: only docker and podman build that (environment.sandbox.build)")
 
 
 async def _copy(task: Task, machine: Machine, rest: str, at: str) -> None:

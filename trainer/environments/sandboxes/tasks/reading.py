@@ -5,20 +5,23 @@ from __future__ import annotations
 import re
 import shlex
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from trainer.environments.sandboxes.images import Dockerfile
 from trainer.environments.sandboxes.tasks import repositories
 from trainer.errors import ConfigError
 
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
 MEBIBYTES = {"": 1 / (1 << 20), "k": 1 / 1024, "m": 1, "g": 1024, "t": 1 << 20}
-TESTS_SECONDS, AGENT_SECONDS = 600.0, 900.0
+TESTS_SECONDS, AGENT_SECONDS, BUILD_SECONDS = 600.0, 900.0, 600.0
 DOCKERFILE = ("FROM", "WORKDIR", "COPY", "ADD", "ENV", "RUN", "CMD", "ENTRYPOINT", "LABEL", "EXPOSE", "ARG", "USER", "SHELL")
+DOCKERFILE += ("HEALTHCHECK", "MAINTAINER", "ONBUILD", "STOPSIGNAL", "VOLUME")
+HEREDOC = re.compile(r"<<(-?)(['\"]?)(\w+)\2")
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Task:
     tests_seconds: float = TESTS_SECONDS
     agent_seconds: float = AGENT_SECONDS
     limits: Mapping[str, Any] = field(default_factory=dict)  # settings of Spec
+    dockerfile: Dockerfile | None = None  # of its environment, unless that names an image
 
     @property
     def name(self) -> str:
@@ -88,6 +92,9 @@ def _harbor(folder: Path) -> Task:
         _number(file, _section(file, given, "verifier"), "timeout_sec", TESTS_SECONDS),
         _number(file, _section(file, given, "agent"), "timeout_sec", AGENT_SECONDS),
         _limits(file, environment),
+        None
+        if image
+        else _buildable(folder / "environment/Dockerfile", folder, _number(file, environment, "build_timeout_sec", BUILD_SECONDS)),
     )
 
 
@@ -114,6 +121,7 @@ def _terminal_bench(folder: Path) -> Task:
         "",
         _number(file, given, "max_test_timeout_sec", TESTS_SECONDS),
         _number(file, given, "max_agent_timeout_sec", AGENT_SECONDS),
+        dockerfile=_buildable(folder / "Dockerfile", folder, BUILD_SECONDS),
     )
 
 
@@ -162,20 +170,40 @@ def _there(file: Path) -> Path | None:
     return file if file.is_file() else None
 
 
+def _buildable(file: Path, task: Path, seconds: float) -> Dockerfile | None:
+    return Dockerfile(file, file.parent, f"{task}", seconds) if file.is_file() else None
+
+
 def _dockerfile(file: Path) -> tuple[tuple[tuple[str, str], ...], str]:
     """Its instructions, and the last WORKDIR. Raises ConfigError for one that is none."""
     if not file.is_file():
         return (), "/app"
     steps, workdir = [], "/app"
-    text = re.sub(r"\\\s*\n", " ", file.read_text())
-    for line in text.splitlines():
+    for word, rest in _instructions(file.read_text().splitlines()):
+        if word not in DOCKERFILE:
+            raise ConfigError(f"{file}: {word}: not read here; known are {', '.join(DOCKERFILE)}")
+        if word in ("COPY", "ADD") and len(shlex.split(rest.partition("\n")[0])) < 2:
+            raise ConfigError(f"{file}: {word} {rest}: a source and a target are needed")
+        workdir = rest if word == "WORKDIR" else workdir
+        steps.append((word, rest))
+    return tuple(steps), workdir if workdir.startswith("/") else f"/{workdir}"
+
+
+def _instructions(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Each with what follows: lines that go on after a backslash as one, here-documents as they are."""
+    left = iter(lines)
+    for line in left:
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        word, _, rest = line.strip().partition(" ")
-        if word.upper() not in DOCKERFILE:
-            raise ConfigError(f"{file}: {word}: not read here; known are {', '.join(DOCKERFILE)}")
-        if word.upper() in ("COPY", "ADD") and len(shlex.split(rest)) < 2:
-            raise ConfigError(f"{file}: {line.strip()}: a source and a target are needed")
-        workdir = rest.strip() if word.upper() == "WORKDIR" else workdir
-        steps.append((word.upper(), rest.strip()))
-    return tuple(steps), workdir if workdir.startswith("/") else f"/{workdir}"
+        whole = line.strip()
+        while whole.endswith("\\"):
+            more = next((each for each in left if each.strip() and not each.lstrip().startswith("#")), "")
+            whole = f"{whole[:-1]} {more.strip()}"
+        word, _, rest = whole.partition(" ")
+        if word.upper() in ("RUN", "COPY", "ADD"):
+            for dash, _, end in HEREDOC.findall(rest):
+                for each in left:
+                    rest += f"\n{each}"
+                    if (each.lstrip("\t") if dash else each) == end:
+                        break
+        yield word.upper(), rest.strip()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from trainer.environments.sandboxes.images import digest_of
 from trainer.errors import ConfigError
 
 FILE = "verdicts.json"
@@ -31,19 +31,6 @@ class Verdict:
     verdict: str
     why: str = ""
     digest: str = ""  # of the task's files when it was tried
-
-
-def digest_of(folder: Path) -> str:
-    """16 hex digits over names, contents and permission to run of all its files."""
-    found = hashlib.sha256()
-    for file in sorted(folder.rglob("*")):
-        name = file.relative_to(folder).as_posix()
-        if file.is_symlink():
-            found.update(f"link {name} {file.readlink()}\n".encode())
-        elif file.is_file():
-            content = hashlib.sha256(file.read_bytes()).hexdigest()
-            found.update(f"file {name} {file.stat().st_mode & 0o100:o} {content}\n".encode())
-    return found.hexdigest()[:16]
 
 
 def file_of(folders: Sequence[Path]) -> Path:

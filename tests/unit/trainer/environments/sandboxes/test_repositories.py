@@ -104,7 +104,7 @@ SPEC = Spec(folders={"/site": SITE}, env={"PYTHONPATH": "/site", "PYTHONDONTWRIT
 def worth(sandboxes: Sandboxes, folder: Path, program: str, *, partial: bool = False) -> Grade:
     async def tried() -> Grade:
         task = read(folder)
-        machine: Machine = await prepared(task, SPEC, sandboxes.create)
+        machine: Machine = await prepared(task, SPEC, sandboxes)
         try:
             await solve(task, machine, program)
             return await graded(task, machine, partial=partial)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.talks import CHARACTERS, CHATML, with_template
+from support.tasks import TESTS, harbor
 
 from trainer import environments
 from trainer.configs.sandbox import SandboxConfig
@@ -29,28 +30,6 @@ from trainer.models import character_tokenizer
 from trainer.rewards.terms import Reward
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")
-
-TOML = '[verifier]\ntimeout_sec = 20.0\n[agent]\ntimeout_sec = 20.0\n[environment]\ncpus = 1\nmemory = "256M"\n'
-TESTS = 'mkdir -p /logs/verifier\nif [ "$(cat /app/sum.txt)" = 42 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n'
-DOCKERFILE = "FROM debian\nWORKDIR /app\nENV LEFT=20 \\\n    MORE=1\nCOPY b.txt .\nRUN test $LEFT = 20 && echo made > made\n"
-SOLUTION = "cd /app\nsum=$((20 + $(cat b.txt)))\ntrue\necho $sum > sum.txt\n"
-
-
-def harbor(folder: Path, **changes: str | None) -> Path:
-    """A task that is good, with files changed; None leaves one out."""
-    files: dict[str, str | None] = {
-        "task.toml": TOML,
-        "instruction.md": "Write the sum of 20 and b.txt to sum.txt.",
-        "environment/Dockerfile": DOCKERFILE,
-        "environment/b.txt": "22\n",
-        "tests/test.sh": TESTS,
-        "solution/solve.sh": SOLUTION,
-    }
-    for name, text in {**files, **changes}.items():
-        if text is not None:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(text)
-    return folder
 
 
 def terminal(folder: Path) -> Path:
@@ -77,7 +56,7 @@ def within(task: Task, body: Callable[[Machine], Any], spec: Spec | None = None)
     async def run() -> None:
         made = Sandboxes(SandboxConfig(provider="auto"))
         try:
-            machine = await prepared(task, spec or Spec(), made.create)
+            machine = await prepared(task, spec or Spec(), made)
             await body(machine)
         finally:
             made.close()
@@ -110,6 +89,34 @@ def test_limits_and_seconds_are_the_tasks(tmp_path):
     within(task, body)
     with pytest.raises(SandboxError, match=r"wants memory_mb 256, environment.sandbox.memory_mb is 128; raise it"):
         within(task, body, Spec(memory_mb=128))
+
+
+def test_a_dockerfile_may_have_comments_and_here_documents(tmp_path):
+    text = "FROM a\nWORKDIR /app\nRUN echo 1 \\\n# between\n   2 > a\nRUN <<END\nx=4\necho $x > b\nEND\n"
+    text += "RUN cat <<-'X' > c && \\\n  echo 5 >> c\n\t$y\n\tX\nVOLUME /v\n"
+    task = read(harbor(tmp_path / "sum", **{"environment/Dockerfile": text}))
+
+    async def body(machine: Machine) -> None:
+        assert (await machine.exec("cat a b c")).stdout == "1 2\n4\n$y\n5\n"
+
+    within(task, body)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("FROM a AS b\nFROM c\nCOPY --from=b /x /y\n", "has several stages"),
+        ("FROM a\nCOPY <<END /app/x\ntext\nEND\n", "COPY <<END /app/x"),
+    ],
+)
+def test_what_only_an_engine_can_build_is_named(text, why, tmp_path):
+    task = read(harbor(tmp_path / "sum", **{"environment/Dockerfile": text}))
+
+    async def body(machine: Machine) -> None:
+        raise AssertionError("not prepared")
+
+    with pytest.raises(SandboxError, match=rf"sum: its Dockerfile: {why}: only docker and podman build that \(environment.sandbox.build\)"):
+        within(task, body)
 
 
 def test_what_the_policy_left_for_the_tests_changes_nothing(tmp_path):
@@ -160,7 +167,8 @@ def test_tasks_that_teach_nothing_are_named_and_left_out(tmp_path, capsys):
     found = {each["task"]: each["verdict"] for each in json.loads((tmp_path / "tasks/verdicts.json").read_text())}
     assert found == {name: verdict for name, (verdict, _) in FAULTS.items()}, printed
     assert "1 of 10 tasks are fit to train on" in printed and "RUN exit 3: exit code 3" in printed
-    for args in ({"only": str(kept)}, {"leave_out": "bad"}):
+    chosen: tuple[dict[str, Any], ...] = ({"only": str(kept)}, {"leave_out": "bad"})
+    for args in chosen:
         assert [Path(row["task"]).name for row in rows(tasks, **args)] == ["good"]
 
 
@@ -173,7 +181,7 @@ def test_tasks_that_teach_nothing_are_named_and_left_out(tmp_path, capsys):
         ({"task.toml": '[environment]\nmemory = "much"'}, "task.toml: environment.memory: 'much'; a size such as 2G is needed"),
         ({"instruction.md": " "}, "instruction.md: missing or empty"),
         ({"tests/test.sh": None}, "no tests: tests/test.sh is missing"),
-        ({"environment/Dockerfile": "FROM a\nONBUILD x\n"}, "Dockerfile: ONBUILD: not read here"),
+        ({"environment/Dockerfile": "FROM a\nONCE x\n"}, "Dockerfile: ONCE: not read here"),
         ({"environment/Dockerfile": "FROM a\nCOPY b.txt\n"}, "Dockerfile: COPY b.txt: a source and a target are needed"),
     ],
 )

@@ -10,9 +10,10 @@ import pytest
 
 from trainer.configs.data import DataConfig
 from trainer.data.rows import told
+from trainer.environments.sandboxes.images import digest_of
 from trainer.environments.sandboxes.tasks import about, rows
 from trainer.environments.sandboxes.tasks.check import main
-from trainer.environments.sandboxes.tasks.verdicts import Verdict, digest_of, read, write
+from trainer.environments.sandboxes.tasks.verdicts import Verdict, read, write
 from trainer.errors import ConfigError
 from trainer.page import runs
 from trainer.runs import faults
