@@ -104,9 +104,13 @@ class Run:
         self.record.flush()
         state = {"model": workers.fingerprint, "world_size": ranks, "mesh": self.config.trainer.mesh}
         state |= {"loader": self.producer.state(), "kl": self.controller.state()}
+        if workers.journal and (complete := self.checkpoints.checkpoints.complete()):
+            workers.journal.forget(complete[0].step)
         self.checkpoints.write(step, state, workers.save_shards, workers.saved, score=score, expected=workers.shards())
         if last:
             self.checkpoints.wait()
+            if workers.journal:
+                workers.journal.forget(step)
         spans.lap("checkpoint")
         return time.perf_counter() - begin
 

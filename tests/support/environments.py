@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import time
 from functools import cache
 from pathlib import Path
@@ -146,3 +148,17 @@ def pages(rows: int) -> list[dict[str, Any]]:
     from trainer.data.pages import buttons
 
     return [{**row, "prompt": "count="} for row in buttons(rows, width=64, height=64)]
+
+
+async def by_the_clock(policy: Policy, row: dict[str, Any], run: str, kill: str) -> float:
+    """Three turns, with commands between them, of which the first reads a clock in half of the rows. The process is killed once, before the
+    third turns of step 4, when the folder of the `run` has the others."""
+    first = await policy.generate(row["prompt"], max_tokens=2)
+    said = await policy.sandbox.exec("cat /clock/now" if int(row["answer"]) % 2 else "printf 0")
+    second = await policy.generate(row["prompt"] + first.text + said.stdout, max_tokens=2)
+    await policy.sandbox.exec(["echo", second.text])
+    if not Path(kill).exists() and list(Path(run, "turns").glob("3-*")):
+        Path(kill).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    third = await policy.generate(row["prompt"] + second.text, max_tokens=2)
+    return float(second.text.count(row["answer"]) + third.text.count(row["answer"])) / 4

@@ -21,6 +21,13 @@ def groups(folder: Path) -> list[dict[str, Any]]:
     return _read(folder, "GROUP BY step, grp HAVING id = MIN(id)")
 
 
+def commands(folder: Path, step: int) -> list[list[list[str]]]:
+    """What each episode of a step asked of its sandbox, each with a digest of what came of it."""
+    with sqlite3.connect(folder / FILE) as database:
+        rows = database.execute("SELECT content FROM commands WHERE step = ? ORDER BY grp, place", (step,)).fetchall()
+    return [json.loads(zlib.decompress(content)) for (content,) in rows]
+
+
 def _read(folder: Path, which: str) -> list[dict[str, Any]]:
     query = f"SELECT step, reward, terms, content FROM episodes JOIN wholes USING (id) WHERE kind = '' {which} ORDER BY id"
     with sqlite3.connect(folder / FILE) as database:

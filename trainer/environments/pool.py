@@ -12,6 +12,7 @@ from trainer.cluster.spans import Recorded
 from trainer.configs.ppo import PpoConfig
 from trainer.data.pictures import limits as picture_limits
 from trainer.data.prompts import chat_for
+from trainer.environments.journal import Batch
 from trainer.environments.policy import Limits
 from trainer.environments.runner import SHOWN, Asked, Ended, Job, Key, Name, Runner
 from trainer.environments.sandboxes.episode import Sandboxes
@@ -141,9 +142,11 @@ class Environments:
         key, line = self.launcher.get(where)
         return Lost(f"{late}{f'; {line}' if line else ''})", key)
 
-    def start(self, engines: RolloutEngines, prompts: list[Prompt], samples: int, seed: int, greedy: bool = False) -> Rounds:
-        """Begin `samples` episodes of each prompt."""
-        return Rounds(self, engines, prompts, samples, seed, greedy)
+    def start(
+        self, engines: RolloutEngines, prompts: list[Prompt], samples: int, seed: int, greedy: bool = False, batch: Batch | None = None
+    ) -> Rounds:
+        """Begin `samples` episodes of each prompt. `batch`: where what the policy says is kept for the run that resumes."""
+        return Rounds(self, engines, prompts, samples, seed, greedy, batch)
 
     def episodes(self, ended: list[tuple[Prompt, Ended]]) -> list[Episode]:
         """Raises as `episodes_of` does."""
@@ -177,7 +180,17 @@ class Rounds:
     So what is sampled together does not depend on how long an environment takes, and the same weights and seed give the same episodes.
     """
 
-    def __init__(self, pool: Environments, engines: RolloutEngines, prompts: list[Prompt], samples: int, seed: int, greedy: bool):
+    def __init__(
+        self,
+        pool: Environments,
+        engines: RolloutEngines,
+        prompts: list[Prompt],
+        samples: int,
+        seed: int,
+        greedy: bool,
+        batch: Batch | None = None,
+    ):
+        self.batch = batch
         self.pool, self.engines, self.prompts, self.seed, self.greedy = pool, engines, prompts, seed, greedy
         jobs = [Job((p, i), prompt, seed) for p, prompt in enumerate(prompts) for i in range(samples)]
         self.place = {job.key: place for place, job in enumerate(jobs)}
@@ -197,10 +210,16 @@ class Rounds:
             if self.pending is None:
                 self._play()
             if self.pending is not None:
+                said: list[tuple[Asked, Turn]] = []
                 for asked, turns in zip(self.asked, self.pending.parts_done(), strict=True):
                     for (process, each), turn in zip(asked, turns, strict=True):
                         self.turns[process][each.name] = turn
+                        said.append((each, turn))
+                if self.batch:
+                    self.batch.add(said)
                 self.pending = None
+        if self.batch:
+            self.batch.end(self.prompts)
         order = sorted(self.ended, key=self.place.__getitem__)
         return self.pool.episodes([(self.prompts[key[0]], self.ended[key]) for key in order])
 
@@ -223,9 +242,9 @@ class Rounds:
             for each in ended:
                 self.ended[each.key] = each
                 del self.jobs[i][each.key]
-        if found:
-            seed = self.seed if self.round == 0 else Random(f"{self.seed}/{self.round}").getrandbits(62)
-            self.round += 1
+        seed = self.seed if self.round == 0 else Random(f"{self.seed}/{self.round}").getrandbits(62)
+        self.round += bool(found)
+        if found := [each for each in found if not self._said_before(*each)]:
             by_engine: dict[int, list[tuple[int, Asked]]] = {}
             serving = [*self.engines.serving()]
             for each in found:  # an episode stays with its engine, which may have what was said before in its cache
@@ -233,6 +252,13 @@ class Rounds:
             sampling = self.engines.sampling(1, self.greedy)
             requests = {i: [(each.request.token_ids, each.sampled(sampling)) for _, each in mine] for i, mine in by_engine.items()}
             self.pending, self.asked = self.engines.answer(requests, seed), [*by_engine.values()]
+
+    def _said_before(self, process: int, asked: Asked) -> bool:
+        """Whether the policy has said it before the run was resumed."""
+        turn = self.batch.turn(asked) if self.batch else None
+        if turn:
+            self.turns[process][asked.name] = turn
+        return turn is not None
 
     def _advance(self, number: int) -> Any:
         jobs, self.fresh[number] = self.fresh[number], []

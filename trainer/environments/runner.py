@@ -49,6 +49,7 @@ class Asked:
 
     name: Name
     request: Request
+    commands: list[list[str]] = field(default_factory=list)  # of its sandbox since it asked last, as of Episode
 
     @property
     def key(self) -> Key:
@@ -187,7 +188,7 @@ class Runner:
             name = job.key, before + policy.turns
             future: asyncio.Future[Turn] = self.loop.create_future()
             self.waiting[name] = future
-            self.asked.append(Asked(name, request))
+            self.asked.append(Asked(name, request, policy.sandbox.since_last() if self.sandboxes else []))
             self.changed.set()
             clock.stop()
             try:

@@ -21,6 +21,7 @@ from trainer.cluster.turns import Turns
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.sections import LoraConfig
 from trainer.environments.ahead import Ahead
+from trainer.environments.journal import Journal
 from trainer.environments.pool import Environments, Rounds
 from trainer.episodes import Episode, Prompt
 from trainer.errors import ConfigError, RunError
@@ -51,6 +52,7 @@ class WorkerGroups:
     restarts: int = 0  # of rollout engines, in this run
     published: Published | None = None  # with rollout.elastic: the newest weights, for engines outside the sync group
     learned: int = 0  # steps that the policy has learned: the version of its weights
+    journal: Journal | None = None  # of what the policy says to environments, with rollout.mode=sync
     saving: float | None = None  # since when a checkpoint is written (time.perf_counter)
 
     def sync(self) -> None:
@@ -91,7 +93,8 @@ class WorkerGroups:
     def start(self, prompts: list[Prompt], samples: int, seed: int, greedy: bool = False) -> Pending | Rounds:
         """Begin sampling `samples` episodes of each prompt."""
         if self.environments:
-            return self.environments.start(self.engines, prompts, samples, seed, greedy)
+            batch = self.journal.batch(self.learned, prompts, samples, seed, greedy) if self.journal else None
+            return self.environments.start(self.engines, prompts, samples, seed, greedy, batch)
         return self.engines.start(prompts, samples, seed, greedy)
 
     def episodes(self, pending: Pending | Rounds | Ahead) -> list[Episode]:
@@ -288,9 +291,13 @@ def _start(config: PpoConfig, folder: Path, model_path: str, members: list[Role]
     sharing = Sharing([role for role in roles.values() if role.role.bundle is None])
     turns = Turns(engines, sharing, shared=config.placement.colocate)
     fingerprint = policy.call("fingerprint")[0]
-    return WorkerGroups(
+    groups = WorkerGroups(
         policy, roles.get("critic"), roles.get("reference"), engines, starts, config, fingerprint, plan, folder, turns, played, model_path
     )
+    if played and config.rollout.mode == "sync":
+        deciding = config.model_dump(mode="json", exclude={"run": True, "log": True, "trainer": {"checkpoint_every"}})
+        groups.journal = Journal(folder / "turns", deciding)
+    return groups
 
 
 def initial_model(config: PpoConfig, folder: Path) -> str:

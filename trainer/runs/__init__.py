@@ -38,6 +38,7 @@ BEFORE_STEPS = (
     "tensorboard",
     "mlflow_run",
     "traces",
+    "turns",
     "episodes.db",
     "rows.jsonl",
     metrics.FILE,

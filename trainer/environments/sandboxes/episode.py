@@ -119,6 +119,7 @@ class EpisodeSandbox:
         self.machine: Machine | None = None
         self.machines: list[Machine] = []  # all that are to be closed
         self.steps: list[Step] = []
+        self.seen = 0  # of these
         self.turn = asyncio.Lock()
 
     async def open(self, snapshot: Snapshot | None = None, connected: Mapping[int, Served] | None = None, **changes: Any) -> Machine:
@@ -197,6 +198,11 @@ class EpisodeSandbox:
         """The one that there is, or a fresh one."""
         async with self.turn:
             return self.machine or await self._open(None, {}, {})
+
+    def since_last(self) -> list[list[str]]:
+        """What was done since this was asked last."""
+        new, self.seen = self.steps[self.seen :], len(self.steps)
+        return [[step.asked, step.digest] for step in new]
 
     def _record(self, asked: dict[str, Any], came: Any) -> None:
         digest = hashlib.sha256(json.dumps(came).encode()).hexdigest()[:16]
