@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,10 @@ def difference(engine: VllmEngine, policy: PolicyModel, sight: vision.Sight, pro
     return float((out_N - torch.tensor([value for each in episodes for value in each.logprobs])).abs().max())
 
 
-@pytest.mark.parametrize("kind", SIGHTED)
+QUICK = ("qwen2_5_vl", "qwen3_vl")
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[] if kind in QUICK else [pytest.mark.slow]) for kind in SIGHTED])
 def test_vllm_samples_from_what_the_policy_says(tmp_path, kind):
     path = sighted(kind, tmp_path / "model")
     config = ModelConfig(path=str(path), dtype="float32", attention="sdpa")
@@ -83,11 +87,20 @@ def test_vllm_samples_from_what_the_policy_says(tmp_path, kind):
 
 
 def test_a_family_that_vllm_computes_otherwise_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="qwen3_vl: of models that see vLLM computes qwen2_vl"):
-        started(sighted("qwen3_vl", tmp_path / "model"))
+    with pytest.raises(ConfigError, match="gemma3: of models that see vLLM computes qwen2_vl"):
+        started(sighted("gemma3", tmp_path / "model"))
 
 
-@pytest.mark.parametrize("kind", ["qwen2_5_vl", *(pytest.param(kind, marks=pytest.mark.wide) for kind in SIGHTED if kind != "qwen2_5_vl")])
+def test_a_qwen3_vl_whose_configuration_leaves_out_where_pictures_are_is_refused(tmp_path):
+    path = sighted("qwen3_vl", tmp_path / "model")
+    written = json.loads((path / "config.json").read_text())
+    del written["text_config"]["rope_parameters"]["mrope_interleaved"]
+    (path / "config.json").write_text(json.dumps(written))
+    with pytest.raises(ConfigError, match=r"config\.json has no rope_parameters\.mrope_interleaved=true in text_config"):
+        started(path)
+
+
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", *(pytest.param(kind, marks=pytest.mark.slow) for kind in SIGHTED if kind != "qwen2_5_vl")])
 def test_pictures_after_any_turn_are_read_as_the_policy_reads_them(tmp_path, kind):
     """What vLLM expands in the midst of a conversation has the tokens, positions and log-probabilities of the ranks."""
     path = sighted(kind, tmp_path / "model")

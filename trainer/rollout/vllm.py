@@ -62,7 +62,8 @@ from trainer.rollout.stepped import SteppedEngine
 
 # vLLM's block size on CPUs is larger than on GPUs; a cache of this many bytes serves small models and keeps the start short.
 CPU_CACHE_BYTES = 1 << 28
-SIGHTED = ("qwen2_vl", "qwen2_5_vl", "internvl")  # tested; it says otherwise of Qwen3-VL's tokens than transformers
+# Tested. Of Gemma 3's pictures it says otherwise than transformers on CPUs; it asks for names of Llava's weights that ranks do not have.
+SIGHTED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "idefics3", "internvl", "mistral3")
 AS_IT_IS: dict[str, Any] = {"init": None, "lora": LoraConfig(), "freeze": []}
 ALL = {"weights", "kv_cache"}  # that vLLM puts to sleep
 
@@ -329,7 +330,12 @@ def _require_whole_sync(model_path: str) -> None:
     kind = AutoConfig.from_pretrained(model_path).get_text_config().model_type
     if kind == "gemma3n_text":
         raise ConfigError(f"rollout.engine=vllm: {kind}: vLLM takes no altup.correct_output_scale in a weight sync; use hf")
-    kind = AutoConfig.from_pretrained(model_path).model_type
+    own = AutoConfig.from_pretrained(model_path)
+    kind = own.model_type
+    rope = getattr(own.get_text_config(), "rope_parameters", None) or {}
+    if kind == "qwen3_vl" and not rope.get("mrope_interleaved"):
+        text = f"{model_path}/config.json has no rope_parameters.mrope_interleaved=true in text_config, without which it"
+        raise ConfigError(f"rollout.engine=vllm: {text} places pictures otherwise than transformers; set it, as the published models do")
     if sees(ModelConfig(path=model_path)) and kind not in SIGHTED:
         raise ConfigError(f"rollout.engine=vllm: {kind}: of models that see vLLM computes {', '.join(SIGHTED)} as ranks do; use hf")
 
