@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from functools import partial
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 import transformers
+from support.sighted_rows import GEMMA, JANUS, LETTERS, LFM, LIGHTON, NORMAL, PINPOINTS, REFUSED, SIGHTED, SQUARE, TEXT
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedTokenizerFast
 
 from trainer.chat.tokenizer import character_tokenizer
@@ -227,10 +232,10 @@ def processor(kind: str, tokenizer: Any) -> Any:
     return LIBRARY.InternVLProcessor(images, tokenizer, LIBRARY.InternVLVideoProcessor(size=SQUARE), image_seq_length=4)
 
 
-def _glm4v(tokenizer: Any) -> Any:
+def _glm(name: str, tokenizer: Any) -> Any:
     sizes = {"patch_size": 8, "merge_size": 2, "temporal_patch_size": 1}
-    images = LIBRARY.Glm4vImageProcessor(**sizes, size={"shortest_edge": 256, "longest_edge": 16_384})
-    return LIBRARY.Glm4vProcessor(images, tokenizer, LIBRARY.Glm4vVideoProcessor(**sizes))
+    images = getattr(LIBRARY, f"{name}ImageProcessor")(**sizes, size={"shortest_edge": 256, "longest_edge": 16_384})
+    return getattr(LIBRARY, f"{name}Processor")(images, tokenizer, getattr(LIBRARY, f"{name}VideoProcessor")(**sizes))
 
 
 def _gemma4(tokenizer: Any) -> Any:
@@ -255,6 +260,16 @@ def _lfm2_vl(tokenizer: Any) -> Any:
     return LIBRARY.Lfm2VlProcessor(LIBRARY.Lfm2VlImageProcessor(tile_size=64, **sizes), tokenizer)
 
 
+def _smolvlm(tokenizer: Any) -> Any:
+    """Which writes the seconds of videos as words, by a package that is not in the lock."""
+    if "num2words" not in sys.modules:
+        sys.modules["num2words"] = ModuleType("num2words")
+        sys.modules["num2words"].__spec__ = ModuleSpec("num2words", None)
+        sys.modules["num2words"].num2words = str  # type: ignore[attr-defined]
+    images = LIBRARY.SmolVLMImageProcessor(size={"longest_edge": 64}, max_image_size={"longest_edge": 32}, **NORMAL)
+    return LIBRARY.SmolVLMProcessor(images, tokenizer, LIBRARY.SmolVLMVideoProcessor(), image_seq_len=4)
+
+
 def _ovis2(tokenizer: Any) -> Any:
     images = LIBRARY.Ovis2ImageProcessor(size=SQUARE, crop_to_patches=True, min_patches=1, max_patches=4)
     return LIBRARY.Ovis2Processor(images, tokenizer, image_seq_length=16, image_token="<image>")
@@ -267,7 +282,34 @@ def _mistral3(tokenizer: Any) -> Any:
 
 
 LATER: dict[str, Callable[[Any], Any]] = {
-    "glm4v": _glm4v,
+    "glm4v": partial(_glm, "Glm4v"),
+    "glm4v_moe": partial(_glm, "Glm4v"),
+    "glm46v": partial(_glm, "Glm46V"),
+    "deepseek_vl": lambda tokenizer: LIBRARY.DeepseekVLProcessor(
+        LIBRARY.DeepseekVLImageProcessor(size=SQUARE, min_size=8, **NORMAL), tokenizer, num_image_tokens=16
+    ),
+    "janus": lambda tokenizer: LIBRARY.JanusProcessor(
+        LIBRARY.JanusImageProcessor(size=SQUARE, min_size=8, **NORMAL), tokenizer, num_image_tokens=16
+    ),
+    "lighton_ocr": lambda tokenizer: LIBRARY.LightOnOcrProcessor(
+        LIBRARY.PixtralImageProcessor(size={"longest_edge": 64}, patch_size=8), tokenizer, patch_size=8, spatial_merge_size=2
+    ),
+    "paddleocr_vl": lambda tokenizer: LIBRARY.PaddleOCRVLProcessor(
+        LIBRARY.PaddleOCRVLImageProcessor(patch_size=8, merge_size=2, temporal_patch_size=1, min_pixels=256, max_pixels=16_384), tokenizer
+    ),
+    "smolvlm": _smolvlm,
+    "llava_onevision": lambda tokenizer: LIBRARY.LlavaOnevisionProcessor(
+        LIBRARY.LlavaOnevisionImageProcessor(size=SQUARE, image_grid_pinpoints=PINPOINTS),
+        tokenizer,
+        LIBRARY.LlavaOnevisionVideoProcessor(size=SQUARE),
+        num_image_tokens=16,
+        vision_feature_select_strategy="full",
+    ),
+    "idefics2": lambda tokenizer: LIBRARY.Idefics2Processor(
+        LIBRARY.Idefics2ImageProcessor(size={"shortest_edge": 32, "longest_edge": 64}, do_image_splitting=False, **NORMAL),
+        tokenizer,
+        image_seq_len=4,
+    ),
     "gemma4": _gemma4,
     "mistral3": _mistral3,
     "llava_next": lambda tokenizer: _llava(
@@ -286,7 +328,7 @@ LATER: dict[str, Callable[[Any], Any]] = {
 
 def tokenizer_of(kind: str) -> PreTrainedTokenizerFast:
     tokenizer = character_tokenizer(LETTERS)
-    tokens = SIGHTED[kind][3]
+    tokens = (SIGHTED | REFUSED)[kind][3]
     tokenizer.add_special_tokens({"additional_special_tokens": tokens})
     named = {}
     if kind == "gemma3":
@@ -298,7 +340,8 @@ def tokenizer_of(kind: str) -> PreTrainedTokenizerFast:
             "context_image_token": "<IMG_CONTEXT>",
             "video_token": "<video>",
         }
-    named = {"gemma4": GEMMA, "lfm2_vl": LFM}.get(kind, named)
+    of_kind = {"gemma4": GEMMA, "lfm2_vl": LFM, "janus": JANUS, "lighton_ocr": LIGHTON, "deepseek_vl": {"image_token": tokens[0]}}
+    named = of_kind.get(kind, {"image_token": tokens[0]} if kind == "paddleocr_vl" else named)
     if not named:
         return tokenizer
     again = PreTrainedTokenizerFast(
@@ -313,7 +356,7 @@ def tokenizer_of(kind: str) -> PreTrainedTokenizerFast:
 
 def sighted(kind: str, folder: Path) -> Path:
     """A folder with a model of the family, whose weights are drawn at random."""
-    text, tower, whole, _, named = SIGHTED[kind]
+    text, tower, whole, _, named = (SIGHTED | REFUSED)[kind]
     tokenizer = tokenizer_of(kind)
     ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "eos", "bos")}
     named_ids = {name: tokenizer.convert_tokens_to_ids(token) for name, token in named.items()}

@@ -18,7 +18,7 @@ KEPT_BYTES = 1 << 30  # of pixels that a process keeps for the next time
 TEXTS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids", "text_replacement_offsets", "labels")
 TYPES = ("mm_token_type_ids", "token_type_ids")  # by which a family is told which tokens are of pictures
 SPECIALS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")  # of Qwen's
-BORDERS = (SPECIALS[:2], ("<|begin_of_image|>", "<|end_of_image|>"))  # around a picture: Qwen's, GLM's
+BORDERS = (SPECIALS[:2], ("<|begin_of_image|>", "<|end_of_image|>"), ("<|IMAGE_START|>", "<|IMAGE_END|>"))  # Qwen's, GLM's, PaddleOCR's
 MADE = {"qwen2_vl": "Qwen2VLProcessor", "qwen2_5_vl": "Qwen2_5_VLProcessor", "qwen3_vl": "Qwen3VLProcessor"}  # for random weights
 
 
@@ -95,15 +95,23 @@ class Processor:
         types = {name: (ids == image_id(config)).long() for name in TYPES if name in found}
         return {name: value for name, value in found.items() if name not in TEXTS} | types
 
-    def examples(self) -> list[tuple[Picture, dict[str, Any]]]:
-        """Two pictures, and all tensors that transformers' processor makes of a prompt with each; but the mask, which hides nothing."""
-        found = []
+    def examples(self, *, several: bool) -> list[tuple[tuple[Picture, ...], dict[str, Any]]]:
+        """Pictures, and all tensors that transformers' processor makes of a prompt with them; but the mask, which hides nothing.
+
+        Of two prompts. The second one has two pictures if prompts may have `several`: some families encode those otherwise than one.
+        Raises Unreadable for such a family.
+        """
+        images, found = [], []
         for size in ((96, 64), (64, 96)):
             first, second = Image.radial_gradient("L").resize(size), Image.linear_gradient("L").resize(size)
-            image = Image.merge("RGB", (first, second, second.transpose(Image.Transpose.ROTATE_180)))
-            fed = self.own(text=[self.mark], images=[[image]], return_tensors="pt")
-            known = {name: value for name, value in fed.items() if name not in ("attention_mask", "labels")}
-            found.append((look_at(image, "an example", Limits()), known))
+            images.append(Image.merge("RGB", (first, second, second.transpose(Image.Transpose.ROTATE_180))))
+        for shown in ([images[0]], images[::-1] if several else [images[1]]):
+            text, pictures = self.mark * len(shown), tuple(look_at(image, "an example", Limits()) for image in shown)
+            fed = self.own(text=[text], images=[shown], return_tensors="pt")
+            if fed["input_ids"][0].tolist() != self.own.tokenizer(self.expanded(text, pictures))["input_ids"]:
+                fix = "; set data.max_images=1" if len(shown) > 1 else ""
+                raise Unreadable(f"its processor makes other tokens of a prompt with {len(shown)} pictures than of each by itself{fix}")
+            found.append((pictures, {name: value for name, value in fed.items() if name not in ("attention_mask", "labels")}))
         return found
 
     def _look(self, picture: Picture) -> dict[str, Any]:
@@ -114,6 +122,8 @@ class Processor:
             raise
         except Exception as error:  # of transformers' own code, such as pictures too narrow for a patch
             raise Unreadable(f"{picture.where}: the model's processor cannot take it: {error}") from error
+        if "text_replacement_offsets" not in found:
+            raise Unreadable(f"{picture.where}: the model's processor, {type(self.own).__name__}, does not say which tokens stand for it")
         [[place]] = found["text_replacement_offsets"]
         self._tokens[picture.size] = place["replacement"]
         self.looked += 1

@@ -121,9 +121,15 @@ def without_weights(config: ModelConfig, classifier: bool = False) -> Any:
 
 
 def sight(lm: Any, tokenizer: PreTrainedTokenizerBase) -> vision.Sight | None:
-    """What feeds a model its pictures; None of a text model's."""
+    """What feeds a model its pictures; None of a text model's. Raises ConfigError for one that is called in another way than is known."""
     processor = processor_of(tokenizer)
-    return vision.Sight(lm, processor) if processor and vision.reads_pictures(lm) else None
+    if not processor or not vision.reads_pictures(lm):
+        return None
+    try:
+        return vision.Sight(lm, processor)
+    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
+        off = "model.vision=off trains it on text only"
+        raise ConfigError(f"model.vision: {lm.config.model_type} is not supported with pictures: {error}; {off}") from error
 
 
 def freeze(lm: nn.Module, parts: list[str]) -> None:

@@ -21,18 +21,21 @@ ANSWER = 6  # tokens after each
 
 
 @torch.no_grad()
-def difference(compute: Callable[[Batch], Any], policy: PolicyModel, sight: Sight, device: torch.device, *, alone: bool) -> float:
+def difference(
+    compute: Callable[[Batch], Any], policy: PolicyModel, sight: Sight, device: torch.device, *, alone: bool, several: bool = True
+) -> float:
     """The largest, of log-probabilities of `policy`, which `compute` runs, beyond what may be rounding; else 0. Collective under ZeRO-3.
 
-    Of two sequences with a picture each and a text, in one micro-batch, each in a row of its own if `alone`; against those that the model
-    says of each by itself, of its processor's own tensors.
+    Of two sequences with pictures and a text, in one micro-batch, each in a row of its own if `alone`; against those that the model
+    says of each by itself, of its processor's own tensors. The second has two pictures if prompts may have `several`.
+    Raises Unreadable for a processor that makes something else of several than of each.
     """
     vocabulary = policy.lm.config.get_text_config().vocab_size
     never = {*unsampled(policy.lm), sight.image}
     answer = [i for i in range(1, vocabulary) if i not in never][:ANSWER]
-    shown = sight.processor.examples()
+    shown = sight.processor.examples(several=several)
     told = [fed for _, fed in shown]
-    sequences = [Sequence(fed["input_ids"][0].tolist(), answer, pictures=(picture,)) for picture, fed in shown]
+    sequences = [Sequence(fed["input_ids"][0].tolist(), answer, pictures=pictures) for pictures, fed in shown]
     sequences.insert(1, Sequence(answer[:1], answer))
     ours = _of(compute, sequences, sight, device, alone=alone)
     found = 0.0

@@ -24,11 +24,12 @@ def alone(
     shared: SequenceParallel | None,
     device: torch.device,
     sight: Sight | None = None,
+    pictures: int = 16,
 ) -> bool:
     """Whether sequences that share a row see each other in any of the models, on any rank: then each gets a row of its own.
 
-    The first engine has the model of `source`, which gets pictures by `sight`. Collective. Raises ConfigError for a model that this
-    trainer, ranks that share sequences, or ranks with parts of it, would not compute right.
+    The first engine has the model of `source`, which gets pictures by `sight`, up to so many of them in a prompt. Collective.
+    Raises ConfigError for a model that this trainer, ranks that share sequences, or ranks with parts of it, would not compute right.
     """
     kind = engines[0][0].model.lm.config.model_type  # type: ignore[union-attr]
     name = f"model.path={source.path}" if source.path else "model.init"
@@ -47,7 +48,7 @@ def alone(
                 with shared.not_parted(lm) if shared else nullcontext():
                     wrong = max(wrong, own_logits.difference(engine, engine.model, device, alone=bool(see)))
             if sight and engine is engines[0][0] and isinstance(engine.model, PolicyModel):
-                blind = own_pictures.difference(engine, engine.model, sight, device, alone=bool(see))
+                blind = own_pictures.difference(engine, engine.model, sight, device, alone=bool(see), several=pictures > 1)
             if shared:
                 parted = max(parted, shared.difference(engine, lm, device))
     except torch.OutOfMemoryError:

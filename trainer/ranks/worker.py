@@ -150,7 +150,7 @@ class Worker(Recorded):
         self.lm, self.source = lm, source
         self.teacher = Teacher(role.teacher, config, self.device, shared) if role.teacher else None
         engines = [(self.engine, whole_LD), *([(self.teacher.engine, self.teacher.whole_LD)] if self.teacher else [])]
-        self.alone = trial.alone(source, config.trainer, engines, shared, self.device, sight)
+        self.alone = trial.alone(source, config.trainer, engines, shared, self.device, sight, config.data.max_images)
         self.replay = Replay(self.engine, lm, role.replay, self.device, shared)
 
     def unreplayed(self) -> str:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.sighted import QUICK, RECURRENT, SIGHTED, sighted
+from support.sighted import sighted
+from support.sighted_rows import QUICK, RECURRENT, SIGHTED
 from transformers import AutoConfig
 
 from trainer import models

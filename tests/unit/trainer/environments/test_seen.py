@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.playing import episodes_of, played, shown
 from support.seeing import loaded, plain, said, seen
-from support.sighted import QUICK
+from support.sighted_rows import QUICK
 
 from trainer.chat.processor import image_id, processor_of
 from trainer.configs.ppo import PpoConfig

@@ -10,9 +10,11 @@ import torch
 from support.sighted import sighted
 
 from trainer import models
+from trainer.chat.messages import Unreadable
 from trainer.chat.processor import processor_of
 from trainer.chat.tokenizer import sees
 from trainer.configs.sections import ModelConfig
+from trainer.errors import ConfigError
 from trainer.models import vision
 from trainer.models.heads import PolicyModel
 from trainer.ranks import own_pictures, packed
@@ -20,13 +22,13 @@ from trainer.ranks import own_pictures, packed
 CPU = torch.device("cpu")
 
 
-def tried(folder: Path, dtype: Any = "float32", alone: bool = False) -> float:
+def tried(folder: Path, dtype: Any = "float32", alone: bool = False, several: bool = True) -> float:
     config = ModelConfig(path=str(folder), dtype=dtype, attention="sdpa", vision="on")
     lm = models.load_lm(config, 0, CPU)
     sight = models.sight(lm, models.load_tokenizer(config))
     assert sight
     policy = PolicyModel(lm)
-    return own_pictures.difference(policy, policy, sight, CPU, alone=alone)
+    return own_pictures.difference(policy, policy, sight, CPU, alone=alone, several=several)
 
 
 @pytest.mark.parametrize("kind", ["qwen2_5_vl", "gemma3", "idefics3", "mistral3"])
@@ -74,3 +76,18 @@ def test_vision_says_whether_a_model_reads_pictures(tmp_path):
     assert [reads(listed, setting) for setting in ("auto", "on", "off")] == [True, True, False]
     assert [reads(other, setting) for setting in ("auto", "on", "off")] == [False, True, False]
     assert not sees(ModelConfig(init={"model_type": "qwen2"}, vision="on")), "which has no tower"
+
+
+def test_a_family_that_encodes_two_pictures_otherwise_than_one_is_for_prompts_of_one(tmp_path):
+    """Llava-OneVision cuts a picture into parts if it is the only one of a prompt."""
+    folder = sighted("llava_onevision", tmp_path)
+    with pytest.raises(Unreadable, match=r"other tokens of a prompt with 2 pictures than of each by itself; set data\.max_images=1"):
+        tried(folder)
+    assert tried(folder, several=False) == 0
+
+
+def test_a_family_that_is_called_in_another_way_is_refused_in_one_line(tmp_path):
+    said = r"^model\.vision: idefics2 is not supported with pictures: blank: .*, Idefics2Processor, does not say which.*; model\.vision=off"
+    with pytest.raises(ConfigError, match=said) as found:
+        tried(sighted("idefics2", tmp_path))
+    assert "\n" not in str(found.value)

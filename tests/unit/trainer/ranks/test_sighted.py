@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from support.one_rank import started
-from support.sighted import ONE_BY_ONE, RECURRENT, SIGHTED, sighted
+from support.sighted import sighted
+from support.sighted_rows import ONE_BY_ONE, RECURRENT, SIGHTED
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from trainer.chat.pictures import Limits, picture
