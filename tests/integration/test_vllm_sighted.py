@@ -13,6 +13,7 @@ import torch
 from support.playing import episodes_of, played, shown
 from support.seeing import loaded, said
 from support.sighted import sighted
+from support.sighted_table import IN_VLLM
 
 pytest.importorskip("vllm", reason="vLLM is not installed (make install)")
 
@@ -84,6 +85,10 @@ def test_vllm_samples_from_what_the_policy_says(tmp_path, kind):
         engine.load([(parameter.name, tensors[parameter.name].detach().clone()) for parameter in bucket])
     engine.loaded(1)
     assert difference(engine, policy, sight, prompts) < 1e-4, "after a sync, of the same pictures"
+
+
+def test_the_page_of_models_says_which_these_are():
+    assert IN_VLLM == SIGHTED
 
 
 def test_a_family_that_vllm_computes_otherwise_is_refused(tmp_path):

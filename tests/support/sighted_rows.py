@@ -17,6 +17,8 @@ TEXT = {
 }
 TOWER = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "initializer_range": 0.2}
 MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]}}
+# As transformers always has it of Qwen3-VL, and vLLM where the model's configuration says so, as the published ones do.
+MIXED = {"rope_parameters": {**MROPE["rope_parameters"], "mrope_interleaved": True}}
 PATCHES = {"patch_size": 8, "spatial_merge_size": 2, "temporal_patch_size": 1, "num_heads": 2}
 QWEN = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 QWEN_IDS = {
@@ -88,7 +90,7 @@ SIGHTED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], list[st
         QWEN_IDS,
     ),
     "qwen3_vl": (
-        MROPE,
+        MIXED,
         {**PATCHES, "depth": 2, "hidden_size": 32, "intermediate_size": 32, "out_hidden_size": 64, "deepstack_visual_indexes": [0]},
         {},
         QWEN,
@@ -123,7 +125,7 @@ SIGHTED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], list[st
         {"image_token_id": "<IMG_CONTEXT>"},
     ),
     "qwen3_vl_moe": (
-        {**MROPE, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+        {**MIXED, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
         {**DEEP, "deepstack_visual_indexes": [0]},
         {},
         QWEN,

@@ -6,8 +6,8 @@ from support.sighted_rows import ONE_BY_ONE, RECURRENT, SIGHTED
 
 from trainer.configs.sections import SEEING
 
-IN_VLLM = ("qwen2_vl", "qwen2_5_vl", "internvl")
-VLLM = {"qwen3_vl": "refused: other log-probabilities"}  # than transformers'
+IN_VLLM = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "idefics3", "internvl", "mistral3")
+VLLM = {"gemma3": "refused: other log-probabilities"}  # than transformers'
 
 
 def table() -> str:
