@@ -9,17 +9,20 @@ import base64
 import binascii
 import hashlib
 import io
+import stat
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from trainer.chat.messages import Unreadable
 
 MOST_PIXELS = 89_478_485  # Pillow's own limit against decompression bombs, which is a warning there
+MOST_PATH = 1024  # characters
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")  # others run programs, or are read by nobody else
 
 
@@ -72,7 +75,7 @@ def picture(given: Any, where: str, limits: Limits) -> Picture:
     source: bytes | Path
     if isinstance(given, bytes | bytearray):
         source = bytes(given)
-    elif isinstance(given, str) and given.startswith("data:"):
+    elif isinstance(given, str) and given[:5].lower() == "data:":
         source = _of_url(given, where)
     elif isinstance(given, str | Path):
         source = _file(str(given), where, limits)
@@ -99,12 +102,17 @@ def _hash(content: bytes, most: int | None) -> str:
 
 
 def _file(path: str, where: str, limits: Limits) -> Path:
+    if not 0 < len(path) <= MOST_PATH:
+        raise Unreadable(f"{where}: {path[:80]!r}, a text of {len(path)} characters, is no path; base64 follows data:image/png;base64,")
     if "://" in path:
         raise Unreadable(f"{where}: {path[:80]!r} is a URL, and nothing is fetched; give a file, bytes or a data: URL")
     if limits.folder is None:
         raise Unreadable(f"{where}: {path[:80]!r} is a path, and no file is read here; give bytes or a data: URL")
     folder = limits.folder.resolve()
-    found = (folder / Path(path).expanduser()).resolve()
+    try:
+        found = (folder / Path(path).expanduser()).resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # links in a circle, a home that is not there, a character that no path has
+        raise Unreadable(f"{where}: {path!r}: {error}") from None
     if not found.is_relative_to(folder):
         raise Unreadable(f"{where}: {path} is outside {folder}; put it there, or set data.images_folder")
     return found
@@ -112,6 +120,8 @@ def _file(path: str, where: str, limits: Limits) -> Path:
 
 def _read(file: Path, where: str) -> bytes:
     try:
+        if not stat.S_ISREG(file.stat().st_mode):  # a pipe would be waited for without end
+            raise Unreadable(f"{where}: {file} is not a file; give one, or leave the row out")
         return file.read_bytes()
     except OSError as error:
         raise Unreadable(f"{where}: {file}: {error.strerror}; put the picture there, or leave the row out") from None
@@ -126,8 +136,8 @@ def _of_url(url: str, where: str) -> bytes:
 
 def of_base64(content: Any, where: str) -> bytes:
     try:
-        return base64.b64decode(content, validate=True)
-    except (binascii.Error, ValueError, TypeError) as error:
+        return base64.b64decode("".join(content.split()), validate=True)  # in lines, as e-mail has it
+    except (binascii.Error, ValueError, TypeError, AttributeError) as error:
         raise Unreadable(f"{where}: the picture's data are not base64: {error}") from None
 
 
@@ -151,12 +161,24 @@ def _decoded(content: bytes, where: str) -> Image.Image:
         if image.width * image.height > MOST_PIXELS:
             raise Unreadable(f"{where}: the picture has {image.width}x{image.height} pixels; at most {MOST_PIXELS} are decoded")
         image.load()
-        return ImageOps.exif_transpose(image).convert("RGB")
+        return _rgb(ImageOps.exif_transpose(image), where)
+    except Unreadable:
+        raise
     except UnidentifiedImageError:
         raise Unreadable(f"{where}: not a picture of {', '.join(FORMATS)}") from None
     except Image.DecompressionBombError as error:
         raise Unreadable(f"{where}: {error}") from None
-    except (OSError, SyntaxError, ValueError, EOFError) as error:
-        if isinstance(error, Unreadable):
-            raise
+    except Exception as error:  # damaged files make Pillow's readers fail in many ways, struct.error among them
         raise Unreadable(f"{where}: the picture is damaged: {error}") from None
+
+
+def _rgb(image: Image.Image, where: str) -> Image.Image:
+    """Of 8 bits, on white where it is transparent, as browsers show it. Raises Unreadable."""
+    if image.mode.startswith("I;16"):  # which Pillow would cut off at 255: nearly all white
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise Unreadable(f"{where}: pixels of 32 bits, whose black and white nothing says; give 8 or 16 bits a channel")
+    if image.has_transparency_data:
+        shown = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", shown.size, "white"), shown)
+    return image.convert("RGB")

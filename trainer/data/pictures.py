@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ def taken(row: Row, prompt: Any, config: DataConfig, where: str) -> tuple[Any, t
     Raises ConfigError.
     """
     column = _column(row, config)
+    if not column and config.images in row and (places := str(prompt).count(MARK)):
+        raise ConfigError(f"data.{config.images}: {where}: {places} places for pictures ({MARK}) in the prompt, and no pictures; give them")
     if not column and not (is_messages(prompt) and any(map(_has_picture, prompt))):
         return prompt, (), row
     try:
@@ -43,6 +46,16 @@ def taken(row: Row, prompt: Any, config: DataConfig, where: str) -> tuple[Any, t
     if column:
         written[str(config.images)] = [each.described() for each in taking.of_column]
     return seen, tuple(taking.found), row | written
+
+
+def require_column(config: DataConfig, rows: Iterable[Row]) -> None:
+    """Raises ConfigError where a column that the settings name is in no row: the model would learn from texts alone."""
+    if config.images and "images" in config.model_fields_set:
+        names = set[str]().union(*rows)
+        if config.images not in names:
+            near = difflib.get_close_matches(config.images, names, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(names))}"
+            raise ConfigError(f"data.images={config.images}: no row of {config.path or 'data.mix'} has this column; {hint}")
 
 
 def _column(row: Row, config: DataConfig) -> list[Any]:

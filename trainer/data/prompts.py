@@ -22,7 +22,7 @@ from trainer.chat.template import Chat, chat_of
 from trainer.chat.tokens import alone, each_within, following, within
 from trainer.configs.data import DataConfig
 from trainer.configs.ppo import PpoConfig
-from trainer.data.pictures import taken
+from trainer.data.pictures import require_column, taken
 from trainer.data.rows import Row, column, is_of_verl, no_rows, of_set, read_rows
 from trainer.data.tokens import remembered
 from trainer.episodes import Prompt
@@ -37,8 +37,17 @@ class PromptSet:
     dropped: int  # left out because they were longer than data.max_prompt_tokens
 
 
-def load_prompts(config: DataConfig, tokenizer: PreTrainedTokenizerBase, *, answers: bool = True, first: int | None = None) -> PromptSet:
+def load_prompts(
+    config: DataConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    answers: bool = True,
+    first: int | None = None,
+    evaluated: bool = False,
+) -> PromptSet:
     """Read and tokenize the data set, or the `first` rows of each of its sources, one source after another.
+
+    One that is `evaluated` on may have no pictures where the data has.
 
     Rows of a mixture have the name of their source under "mix", and their prompt under data.prompt whatever its name was.
     Raises ConfigError as `_load`, of data.mix.NAME in a mixture.
@@ -53,6 +62,8 @@ def load_prompts(config: DataConfig, tokenizer: PreTrainedTokenizerBase, *, answ
             row = {**prompt.row, config.prompt: prompt.row[source.prompt], "mix": name} if name else prompt.row
             prompts.append(Prompt(offset + prompt.index, prompt.token_ids, row, prompt.pictures))
         dropped += loaded.dropped
+    if not evaluated:
+        require_column(config, (prompt.row for prompt in prompts))
     return PromptSet(prompts, dropped)
 
 
@@ -61,7 +72,7 @@ def load_eval_sets(config: PpoConfig, tokenizer: PreTrainedTokenizerBase, answer
     found: dict[str, list[Prompt]] = {}
     for name, data in config.eval_data().items():
         with of_set(f"evals.{name}"):
-            loaded = load_prompts(data, tokenizer, answers=answers, first=config.evals[name].rows)
+            loaded = load_prompts(data, tokenizer, answers=answers, first=config.evals[name].rows, evaluated=True)
         same = "; they are rows of data itself, which are trained on" if config.evals[name].is_of_data() else ""
         print(f"evals.{name}: {len(loaded.prompts)} prompts ({loaded.dropped} too long){same}", flush=True)
         found[name] = loaded.prompts

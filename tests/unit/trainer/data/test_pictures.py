@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 import pickle
 import zlib
 from pathlib import Path
@@ -16,7 +17,7 @@ from PIL import Image
 from trainer.chat.messages import Unreadable
 from trainer.chat.pictures import Limits, Picture, picture
 from trainer.configs.data import DataConfig
-from trainer.data.pictures import taken
+from trainer.data.pictures import require_column, taken
 from trainer.data.shapes import shape_pairs, shapes
 from trainer.errors import ConfigError
 
@@ -101,8 +102,8 @@ def test_pictures_of_the_column_stand_at_their_marks_in_order(config):
 
 
 def test_rows_without_pictures_stay_as_they_are(config):
-    row = {"prompt": "a <image> b", "images": []}
-    assert taken(row, row["prompt"], config, "") == ("a <image> b", (), row)
+    for row in ({"prompt": "a <image> b"}, {"prompt": "a", "images": []}, {"prompt": "a", "images": None}):
+        assert taken(row, row["prompt"], config, "") == (row["prompt"], (), row)
     row = {"prompt": "a", "images": ["a.png"]}
     assert taken(row, "a", config.model_copy(update={"images": None}), "") == ("a", (), row)
 
@@ -121,6 +122,21 @@ def bomb() -> bytes:
     return bytes(content)
 
 
+def in_32_bits() -> bytes:
+    written = io.BytesIO()
+    Image.fromarray(np.linspace(0, 1, 64, dtype=np.float32).reshape(8, 8)).save(written, "TIFF")
+    return written.getvalue()
+
+
+def broken_exif() -> bytes:
+    """Whose orientation is right, and another entry no number of its type: struct.error in Pillow."""
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010E] = 6, "abc"
+    written = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(written, "JPEG", exif=exif)
+    return written.getvalue().replace(b"\x01\x0e\x00\x02", b"\x01\x00\x00\x02")  # ImageWidth, as text
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -128,7 +144,12 @@ def bomb() -> bytes:
         ("../a.png", "is outside"),
         ("/etc/passwd", "is outside"),
         ("link.png", "is outside"),
-        ("folder", "Is a directory"),
+        ("folder", "is not a file"),
+        ("pipe", "is not a file"),
+        ("circle", "ymlink loop|ymbolic links"),
+        ("", "a text of 0 characters, is no path"),
+        ("a\0b.png", "null byte|null character"),
+        ("iVBORw0KGgo" * 1000, r"'iVBOR.{75,90}', a text of 11000 characters, is no path; base64 follows data:image/png;base64,$"),
         ("https://example.com/a.png", "nothing is fetched"),
         ("file:///a.png", "nothing is fetched"),
         ("data:image/png,abc", "needs ;base64"),
@@ -137,6 +158,9 @@ def bomb() -> bytes:
         (b"", "not a picture of PNG"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a picture of PNG"),
         (noise()[:500], "damaged"),
+        (png(8, 8, kind="TIFF")[:90], "damaged|not a picture of PNG"),
+        (in_32_bits(), "pixels of 32 bits"),
+        (broken_exif(), "damaged"),
         (png(64, 64, kind="JPEG")[:300], "damaged"),
         (bomb(), "decompression|bomb|pixels"),
         (3, "int is no picture"),
@@ -151,6 +175,8 @@ def test_what_is_no_picture_is_refused_with_its_row(config, tmp_path, given, sai
     outside.write_bytes(png())
     (tmp_path / "link.png").symlink_to(outside)
     (tmp_path / "folder").mkdir()
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ConfigError, match=rf"^data\.images: rows\.jsonl:1: .*({said})") as error:
         seen(config, "what?", images=[given])
     assert "\n" not in str(error.value)
@@ -170,6 +196,50 @@ def test_what_is_no_picture_is_refused_with_its_row(config, tmp_path, given, sai
 def test_pictures_and_their_places_are_as_many(config, prompt, columns, said):
     with pytest.raises(ConfigError, match=rf"rows\.jsonl:1: .*{said}"):
         seen(config, prompt, **columns)
+
+
+def test_sixteen_bits_keep_their_shades_and_what_is_transparent_is_white(tmp_path):
+    """Pillow alone would make the one white and show what the other hides."""
+
+    def shades(image: Image.Image, kind: str = "PNG", **how: Any) -> list[tuple[int, ...]]:
+        written = io.BytesIO()
+        image.save(written, kind, **how)
+        seen = picture(written.getvalue(), "here", Limits()).image()
+        assert seen.mode == "RGB"
+        return [seen.getpixel((x, 0)) for x in range(seen.width)]  # type: ignore[misc]
+
+    ramp = Image.fromarray(np.array([[0, 128 << 8, 255 << 8]], dtype=np.uint16))
+    assert shades(ramp) == shades(ramp, "TIFF") == [(0, 0, 0), (128, 128, 128), (255, 255, 255)]
+    clear = Image.fromarray(np.array([[[9, 9, 9, 0], [9, 9, 9, 255]]], dtype=np.uint8), "RGBA")
+    palette = Image.new("P", (2, 1))
+    palette.putpalette([9] * 6)
+    palette.putpixel((1, 0), 1)
+    assert shades(clear) == [(255, 255, 255), (9, 9, 9)]
+    assert shades(palette, transparency=0) == [(255, 255, 255), (9, 9, 9)]
+    assert shades(Image.fromarray(np.array([[[9, 0], [9, 255]]], dtype=np.uint8), "LA")) == [(255, 255, 255), (9, 9, 9)]
+
+
+@pytest.mark.parametrize("prompt", ["a <image> b", [{"role": "user", "content": "a <image>"}]])
+@pytest.mark.parametrize("images", [None, []])
+def test_places_in_a_row_whose_pictures_are_missing_are_not_text(config, prompt, images):
+    with pytest.raises(
+        ConfigError, match=r"^data\.images: rows\.jsonl:1: 1 places for pictures \(<image>\) in the prompt, and no pictures"
+    ):
+        seen(config, prompt, images=images)
+
+
+def test_a_column_that_no_row_has_is_refused_where_it_is_named(config):
+    rows = [{"prompt": "a", "image": "a.png"}, {"prompt": "b"}]
+    require_column(config, rows)
+    named = DataConfig(path=config.path, images="images")
+    with pytest.raises(ConfigError, match=r"^data\.images=images: no row of .*rows\.jsonl has this column; did you mean image\?"):
+        require_column(named, rows)
+    require_column(named, [*rows, {"prompt": "c", "images": None}])
+
+
+@pytest.mark.parametrize("change", [lambda url: url.replace("data:", "DATA:"), lambda url: url[:40] + "\r\n" + url[40:]])
+def test_a_data_url_may_be_written_in_lines_and_in_capitals(change):
+    assert picture(change(URL), "here", Limits()).size == (8, 8)
 
 
 def test_a_larger_picture_is_made_smaller_or_refused(config):
