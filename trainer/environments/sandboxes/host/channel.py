@@ -25,6 +25,7 @@ class Channel:
         self.loop = asyncio.get_running_loop()
         self.buffer, self.fds = bytearray(), deque[int]()
         self.turn, self.held = asyncio.Lock(), False
+        self.sending: asyncio.Task[None] | None = None
         end.setblocking(False)
         self.loop.add_reader(end.fileno(), self._readable)
 
@@ -34,9 +35,21 @@ class Channel:
             data = frames.packed(message, body)
             if self.socket.fileno() < 0:
                 raise ConnectionResetError("closed")
-            if fds:
-                data = data[await self._send_fds(data[:1], fds) :]
-            await self.loop.sock_sendall(self.socket, data)
+            self.sending = self.loop.create_task(self._send(data, fds))  # `close` ends it: the loop would wait on for a closed socket
+            try:
+                await self.sending
+            except (OSError, asyncio.CancelledError):
+                if self.socket.fileno() < 0:
+                    raise ConnectionResetError("closed") from None
+                raise
+            finally:
+                self.sending.cancel()
+                self.sending = None
+
+    async def _send(self, data: bytes, fds: Sequence[int]) -> None:
+        if fds:
+            data = data[await self._send_fds(data[:1], fds) :]
+        await self.loop.sock_sendall(self.socket, data)
 
     async def _send_fds(self, first: bytes, fds: Sequence[int]) -> int:
         """Once there is room: descriptors go with a byte."""
@@ -46,11 +59,12 @@ class Channel:
                 return self.socket.sendmsg([first], ancillary)
             except BlockingIOError:
                 room: asyncio.Future[None] = self.loop.create_future()
-                self.loop.add_writer(self.socket.fileno(), _set, room)
+                number = self.socket.fileno()
+                self.loop.add_writer(number, _set, room)
                 try:
                     await room
                 finally:
-                    self.loop.remove_writer(self.socket.fileno())
+                    self.loop.remove_writer(number)
 
     def hold(self, held: bool) -> None:
         """Read nothing more for as long as it is held."""
@@ -61,7 +75,10 @@ class Channel:
     def close(self) -> None:
         if self.socket.fileno() >= 0:
             self.loop.remove_reader(self.socket.fileno())
+            self.loop.remove_writer(self.socket.fileno())
             self.socket.close()
+        if self.sending:
+            self.sending.cancel()
         while self.fds:
             os.close(self.fds.popleft())
 

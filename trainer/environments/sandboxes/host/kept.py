@@ -52,6 +52,7 @@ class Keeper:
         self.names = itertools.count(1)
         self.trouble = ""  # why none can be made
         self.stirred = asyncio.Event()
+        self.sending: set[asyncio.Future[None]] = set()
 
     async def take(self, spec: Mapping[str, Any], snapshot: str | None) -> Kept:
         """A sandbox that runs commands, a warm one where there is one of its kind. Raises Failed."""
@@ -87,7 +88,9 @@ class Keeper:
 
     def _insist(self, kept: Kept) -> None:
         if not kept.end.done() and self.owner.channel:
-            self.sending = asyncio.ensure_future(self._end(kept.name))
+            sending = asyncio.ensure_future(self._end(kept.name))
+            self.sending.add(sending)  # or the event loop may forget it
+            sending.add_done_callback(self.sending.discard)
 
     async def _end(self, name: str) -> None:
         with contextlib.suppress(ConnectionError):

@@ -21,6 +21,7 @@ from .channel import Channel
 PROGRAM = Path(__file__).parent
 START_SECONDS = 30.0  # for the warden, and for a sandbox
 LATE = (TimeoutError, asyncio.TimeoutError)  # two until Python 3.11
+ENDED = "the process that holds the sandboxes has ended"
 KINDS = {"memory": "memory_mb", "pids": "processes", "cpu": "cpu"}  # what control groups hold, and the setting of each
 
 
@@ -52,25 +53,33 @@ class Owner:
         self.ready: asyncio.Future[None] | None = None
 
     async def start(self) -> None:
-        if self.ready is None:
-            self.ready = asyncio.get_running_loop().create_future()
-            mine, other = socket.socketpair()
-            self.folder = tempfile.mkdtemp(prefix="flotilla-sandboxes-")
-            with other:
-                command = [sys.executable, "-I", "-S", str(PROGRAM), self.folder]
-                self.warden = subprocess.Popen(command, stdin=other.fileno(), env={"PATH": os.defpath}, start_new_session=True)
-            self.channel = Channel(mine, self._heard, self._lost)
+        ready = self.ready or self._begin()
         try:
-            if not self.ready.done():
-                await asyncio.wait_for(asyncio.shield(self.ready), START_SECONDS)
-            self.ready.result()
+            await asyncio.wait_for(asyncio.shield(ready), START_SECONDS)
         except LATE:
             raise Failed(f"the process that holds sandboxes did not start within {START_SECONDS:g} s") from None
+        if self.channel is None:  # since it said that it is ready
+            raise Failed(ENDED)
+
+    def _begin(self) -> asyncio.Future[None]:
+        mine, other = socket.socketpair()
+        folder = tempfile.mkdtemp(prefix="flotilla-sandboxes-")
+        command = [sys.executable, "-I", "-S", str(PROGRAM), folder]
+        with other:
+            try:
+                self.warden = subprocess.Popen(command, stdin=other.fileno(), env={"PATH": os.defpath}, start_new_session=True)
+            except OSError as error:
+                mine.close()
+                shutil.rmtree(folder, ignore_errors=True)
+                raise Failed(f"the process that holds sandboxes cannot be started: {error}") from None
+        self.folder, self.channel = folder, Channel(mine, self._heard, self._lost)
+        self.ready = asyncio.get_running_loop().create_future()
+        return self.ready
 
     async def create(self, name: str, spec: Mapping[str, Any], snapshot: str | None, ended: Callable[[End], None]) -> socket.socket:
         """The sandbox's own socket, on which it says `ready` or `failed`. `spec`: as of Spec in the trainer."""
         await self.start()
-        assert self.channel is not None
+        assert self.channel is not None, "start says otherwise"
         mine, other = socket.socketpair()
         with other:
             self.ended[name] = ended
@@ -79,7 +88,12 @@ class Owner:
                 await self.channel.send({"do": "create", "name": name, "spec": given}, fds=[other.fileno()])
             except ConnectionError:
                 mine.close()
-                raise Failed("the process that holds the sandboxes has ended") from None
+                self.ended.pop(name, None)
+                raise Failed(ENDED) from None
+            except BaseException:  # who asked for it wants it no more: it ends with its socket
+                mine.close()
+                self.ended.pop(name, None)
+                raise
         return mine
 
     def given(self, spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,7 +161,7 @@ class Owner:
             tell(End(message["why"], killed=message.get("killed", 0), refused=message.get("refused", 0)))
 
     def _lost(self) -> None:
-        why = "the process that holds the sandboxes has ended"
+        why = ENDED
         if self.ready and not self.ready.done():
             self.ready.set_exception(Failed(why))
             self.ready.exception()  # nobody may wait for it any more
