@@ -153,7 +153,7 @@ class Lab:
             "memory": "1GB..",
             "disk": "100MB..",
             "ssh": ssh | {"hosts": [{"hostname": h.address} for h in self.hosts]},
-        }
+        } | ({"sandboxes": settings.pop("sandboxes")} if "sandboxes" in settings else {})
         task = {"image": IMAGE, "user": "root", "shm_size": "1GB", "volumes": VOLUMES}
         given = {"cloud": "ssh", "fleets": [fleet], "checkpoints": {"kind": "shared", "path": "/mnt/shared"}} | settings
         given["task"] = task | settings.get("task", {})

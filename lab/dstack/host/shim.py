@@ -21,6 +21,7 @@ HOME = Path(os.environ.get("DSTACK_SHIM_HOME", "/root/.dstack"))
 RUNNER = Path(os.environ.get("DSTACK_RUNNER_BINARY_PATH", "/usr/local/bin/dstack-runner"))
 PORT = int(os.environ.get("DSTACK_SHIM_HTTP_PORT", "10998"))
 RUNNER_PORT, SSH_PORT = os.environ.get("DSTACK_RUNNER_HTTP_PORT", "10999"), os.environ.get("DSTACK_RUNNER_SSH_PORT", "10022")
+CAP_SYS_RESOURCE = 24  # capabilities(7)
 LABEL = "dstack.task"
 ADDED = " # added by dstack-shim\n"
 keys_lock = threading.Lock()
@@ -108,11 +109,20 @@ def creation(task: Task, config: dict[str, Any], image: str) -> list[str]:
     arguments = ["create", "--label", f"{LABEL}={task.id}", "--name", task.name, "--network", config["network_mode"]]
     arguments += ["--user", config["container_user"], "--entrypoint", "/bin/sh"]
     arguments += ["-v", f"{shared}:/tmp/runner", "-v", f"{RUNNER}:/usr/local/bin/dstack-runner"]
-    arguments += ["--privileged"] if config["privileged"] else []
+    arguments += privileged() if config["privileged"] else []
     arguments += ["--tmpfs", f"/dev/shm:exec,size={config['shm_size']}"] if config["shm_size"] else []
     arguments += ["--memory", str(config["memory"])] if config["memory"] else []
     arguments += [word for mount in config["instance_mounts"] for word in ("-v", f"{mount['instance_path']}:{mount['path']}")]
     return [*arguments, image, "-c", f"if ! command -v sshd >/dev/null; then echo no sshd; exit 11; fi && {' '.join(runner)}"]
+
+
+def privileged() -> list[str]:
+    """All rights; where this host has not all of them itself, as in a container, what it has: Docker's own flag then starts nothing."""
+    bounding = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("CapBnd:"))
+    if int(bounding.split()[1], 16) >> CAP_SYS_RESOURCE & 1:
+        return ["--privileged"]
+    options = ["seccomp=unconfined", "systempaths=unconfined"]
+    return ["--cap-add=ALL", "--cap-drop=SYS_RESOURCE", *(f"--security-opt={option}" for option in options)]
 
 
 def wait(task: Task) -> None:
