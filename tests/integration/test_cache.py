@@ -166,6 +166,7 @@ def cluster() -> Iterator[None]:
         yield
 
 
+@pytest.mark.wide
 def test_nodes_that_do_not_share_get_the_files_from_another_node(
     cluster: None, tmp_path: Path, hub: tuple[str, Counter[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,6 +54,7 @@ def test_a_run_learns_from_the_turns_of_the_policy_alone(whole):
     assert "eval_reward" in read(whole)[0]
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("cluster")
 def test_killed_at_any_moment_it_computes_the_same_bits(tiny_model, whole, tmp_path):
     killer = when((tmp_path / "checkpoints" / "step_2").exists, lambda: ray.kill(ray.get_actor("policy-0")))
@@ -65,6 +66,7 @@ def test_killed_at_any_moment_it_computes_the_same_bits(tiny_model, whole, tmp_p
     assert (whole / "model/model.safetensors").read_bytes() == (tmp_path / "model/model.safetensors").read_bytes()
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("cluster")
 def test_a_rollout_engine_that_dies_between_turns_and_more_processes_change_no_bit(tiny_model, whole, tmp_path):
     killer = when((tmp_path / "checkpoints" / "step_2").exists, lambda: ray.kill(ray.get_actor("rollout-0")))
@@ -89,6 +91,7 @@ def test_an_agent_with_a_client_of_openai_is_trained_on_its_tokens_and_exact_ove
     assert all(not result.different for result in compare(read(tmp_path / "whole"), read(killed)))
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("cluster")
 def test_one_step_ahead_episodes_are_played_while_a_step_trains_also_where_their_engine_dies(tiny_model, tmp_path, monkeypatch, capfd):
     after_step(monkeypatch, 2, lambda: ray.kill(ray.get_actor("rollout-0")))
@@ -112,6 +115,7 @@ def test_one_step_ahead_an_evaluation_between_two_turns_changes_no_bit(tiny_mode
     assert read(tmp_path / "3")[-1]["logprob_diff"] > 1e-4, "of older weights than the policy's"
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("cluster")
 def test_one_step_ahead_a_run_that_is_asked_to_stop_leaves_no_process(tiny_model, tmp_path, monkeypatch):
     after_step(monkeypatch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))

@@ -102,6 +102,7 @@ def test_a_text_model_that_is_shown_pictures_ends_the_run_with_the_row(tiny_mode
         train_ppo.train(here(played(tiny_model, data=rows)), tmp_path)
 
 
+@pytest.mark.wide
 @pytest.mark.skipif(chromium.program() is None, reason=f"no Chromium: {chromium.MISSING}")
 def test_a_run_plays_pages_in_a_browser(model, tmp_path):
     more: dict[str, Any] = {

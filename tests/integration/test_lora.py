@@ -102,7 +102,7 @@ def test_a_sync_sends_a_tenth_of_the_bytes_or_less(tmp_path):
     assert 0 < size[4] <= 0.1 * size[None]
 
 
-@pytest.mark.parametrize("stage", [0, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.wide), pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("cluster")
 def test_a_critic_learns_by_adapters_too_with_the_same_numbers_over_a_kill(tiny_model, tmp_path, stage):
     changes: dict[str, Any] = {"algorithm": {"name": "ppo"}, "trainer": {"steps": 4, "zero_stage": stage}, "critic": {"lr": 1e-2}}

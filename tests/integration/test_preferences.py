@@ -96,8 +96,8 @@ def test_dpo_compares_with_a_reference_of_its_own(runs):
     [
         pytest.param("rm", ["trainer.zero_stage=0"], marks=pytest.mark.slow),
         ("rm", ["trainer.zero_stage=3"]),
-        ("dpo", ["trainer.sequence_parallel=2"]),
-        ("dpo", ["trainer.zero_stage=1", *ALONE]),
+        pytest.param("dpo", ["trainer.sequence_parallel=2"], marks=pytest.mark.wide),
+        pytest.param("dpo", ["trainer.zero_stage=1", *ALONE], marks=pytest.mark.wide),
         pytest.param("dpo", ["trainer.zero_stage=3"], marks=pytest.mark.slow),
     ],
 )

@@ -54,7 +54,7 @@ def test_from_four_ranks_to_two_to_three_and_back_the_curve_is_that_of_four(clus
 @pytest.mark.parametrize(
     ("dtype", "stage", "rank"),
     [
-        ("float32", 3, None),
+        pytest.param("float32", 3, None, marks=pytest.mark.wide),
         pytest.param("bfloat16", 1, None, marks=pytest.mark.slow),
         pytest.param("float32", 0, None, marks=pytest.mark.slow),
         pytest.param("float32", 3, 4, marks=pytest.mark.slow),

@@ -185,6 +185,7 @@ sys.exit(train_ppo.train(PpoConfig.model_validate_json(sys.argv[1]), Path(sys.ar
 """
 
 
+@pytest.mark.wide
 def test_a_kill_in_a_traced_step_loses_no_more_than_that_step_and_the_resumed_run_traces_it_again(tiny_model, tmp_path):
     config = here(
         traced(tiny_model, steps="1..4", trainer={"steps": 4, "checkpoint_every": 2}, reward={"function": "support.slow_parts:reward"})

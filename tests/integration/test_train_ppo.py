@@ -214,6 +214,7 @@ def test_ppo_with_critic_and_kl_in_the_reward_over_two_ranks(tiny_model, tmp_pat
     assert any(row["ratio"] != 1 for row in rows)
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("cluster")
 def test_a_rollout_engine_that_dies_while_it_joins_the_weight_sync_is_not_waited_for(tiny_model, whole, tmp_path, monkeypatch, capfd):
     """The policy waits for it in the store, for a time of its own."""

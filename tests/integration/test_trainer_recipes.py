@@ -25,6 +25,7 @@ RECIPES = {path.stem: path for path in sorted((ROOT / "trainer/recipes").glob("*
 SAMPLING = [name for name, path in RECIPES.items() if "rollout" in yaml_io.load(path.read_text())]
 # By its twin of one node, tests of distillation, of train_ppo, and of adapters.
 COVERED = ("qwen3-30b-a3b", "distill-1.5b", "grpo-8b", "grpo-32b", "ppo-70b", "lora-grpo-1.5b")
+QUICK = ("vision-7b", "search-7b")  # of the others
 KIND = {"rm-8b": "rm", "dpo-8b": "dpo", "sft-8b": "sft"}
 PAGE = (ROOT / "docs/training/recipes.md").read_text()
 
@@ -51,7 +52,10 @@ def test_a_recipe_fits_its_machines_and_the_page_says_what_its_plan_says(name, c
 
 
 @pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in COVERED)) for name in SAMPLING])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in COVERED else [pytest.mark.wide] * (name not in QUICK)) for name in SAMPLING],
+)
 def test_the_twin_of_a_recipe_that_samples_runs_on_cpus(name, tmp_path):
     twin.write(RECIPES[name], tmp_path / name)
     config = parse(["--config", str(tmp_path / name / "run.yaml")], prog="test", model=PpoConfig)
