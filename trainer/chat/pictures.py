@@ -135,9 +135,11 @@ def _of_url(url: str, where: str) -> bytes:
 
 
 def of_base64(content: Any, where: str) -> bytes:
+    if not isinstance(content, str):
+        raise Unreadable(f"{where}: the picture's data are {type(content).__name__}; base64 is needed")
     try:
         return base64.b64decode("".join(content.split()), validate=True)  # in lines, as e-mail has it
-    except (binascii.Error, ValueError, TypeError, AttributeError) as error:
+    except (binascii.Error, ValueError) as error:
         raise Unreadable(f"{where}: the picture's data are not base64: {error}") from None
 
 

@@ -120,6 +120,12 @@ def without_weights(config: ModelConfig, classifier: bool = False) -> Any:
     return lm
 
 
+def unsampled(config: ModelConfig) -> list[int]:
+    """`vision.unsampled` of the model that `load_lm` gives, without its weights."""
+    known = AutoConfig.from_pretrained(config.path) if config.path else _init_config(config)
+    return vision.unsampled(without_weights(config)) if hasattr(known, "vision_config") else []
+
+
 def sight(lm: Any, tokenizer: PreTrainedTokenizerBase) -> vision.Sight | None:
     """What feeds a model its pictures; None of a text model's. Raises ConfigError for one that is called in another way than is known."""
     processor = processor_of(tokenizer)

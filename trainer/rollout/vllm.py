@@ -54,7 +54,7 @@ from trainer.configs.sections import LoraConfig, ModelConfig
 from trainer.episodes import Turn
 from trainer.errors import ConfigError
 from trainer.metrics.gauges import engine_gauges
-from trainer.models import load_tokenizer, lora, vision, without_weights
+from trainer.models import load_tokenizer, lora, unsampled
 from trainer.rollout import Sampling, receiver
 from trainer.rollout.admission import Admission
 from trainer.rollout.routed import Experts
@@ -85,9 +85,7 @@ class VllmEngine(SteppedEngine):
         self.tokenizer = load_tokenizer(config.model.model_copy(update={"path": model_path}))
         self.ends = stops(self.tokenizer)
         self.processor = processor_of(self.tokenizer)
-        self.never = (
-            vision.unsampled(without_weights(config.model.model_copy(update=AS_IT_IS | {"path": model_path}))) if self.processor else []
-        )
+        self.never = unsampled(config.model.model_copy(update=AS_IT_IS | {"path": model_path}))
         self.device = placement.device_of(placement.gpus_per_engine(config), "placement.gpus_per_engine")
         _require_build(self.device)
         _require_whole_sync(model_path)
@@ -183,7 +181,7 @@ class VllmEngine(SteppedEngine):
             top_p=sampling.top_p if sampling.temperature else 1.0,
             seed=seed,  # of its first sample; vLLM adds the sample's number to it
             logprobs=0,
-            logit_bias=dict.fromkeys(self.never, -100.0) or None,  # tokens that stand for pictures
+            logit_bias=dict.fromkeys(self.never, -100.0) or None,  # tokens that stand for pictures, in runs on text alone too
             stop_token_ids=self.ends,  # beside those that the model lists
             stop=list(sampling.stop) or None,
             detokenize=bool(sampling.stop),

@@ -14,6 +14,7 @@ from trainer.chat.messages import Unreadable
 from trainer.chat.processor import processor_of
 from trainer.chat.tokenizer import sees
 from trainer.configs.sections import ModelConfig
+from trainer.data.packing import Sequence, pack
 from trainer.errors import ConfigError
 from trainer.models import vision
 from trainer.models.heads import PolicyModel
@@ -76,6 +77,18 @@ def test_vision_says_whether_a_model_reads_pictures(tmp_path):
     assert [reads(listed, setting) for setting in ("auto", "on", "off")] == [True, True, False]
     assert [reads(other, setting) for setting in ("auto", "on", "off")] == [False, True, False]
     assert not sees(ModelConfig(init={"model_type": "qwen2"}, vision="on")), "which has no tower"
+
+
+@pytest.mark.parametrize("setting", ["auto", "on", "off"])
+def test_every_engine_and_the_ranks_leave_out_the_same_tokens_in_runs_on_text_too(setting, tmp_path):
+    """An answer with one of them would stand for a picture that is not there."""
+    config = ModelConfig(path=str(sighted("qwen2_5_vl", tmp_path)), dtype="float32", vision=setting)
+    policy = PolicyModel(models.load_lm(config, 0, CPU))
+    ids: Any = models.load_tokenizer(config).convert_tokens_to_ids(["<|image_pad|>", "<|video_pad|>"])
+    assert models.unsampled(config) == vision.unsampled(policy.lm) == sorted(ids), "vLLM's, and those of ranks and the hf engine"
+    [batch] = pack([Sequence([5], [i]) for i in ids], 100, pad_id=0)
+    assert policy(batch)[0].max() < -1e8
+    assert models.unsampled(ModelConfig(init={"model_type": "qwen2"}, tokenizer="characters:ab")) == []
 
 
 def test_a_family_that_encodes_two_pictures_otherwise_than_one_is_for_prompts_of_one(tmp_path):
