@@ -11,6 +11,7 @@ import hashlib
 import io
 import stat
 import warnings
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,27 @@ class Picture:
     def described(self) -> dict[str, str]:
         """What is written down of it."""
         return {"type": "image", "hash": self.hash, "path": self.where}
+
+
+class Opened:
+    """Pictures that a process decodes again and again, as an engine those of earlier turns: the last ones, up to so many bytes."""
+
+    def __init__(self, most: int = 256 << 20):
+        self.most, self.bytes, self.images = most, 0, OrderedDict[str, Image.Image]()
+
+    def image(self, picture: Picture) -> Image.Image:
+        """Not to be changed: it is shared. Raises Unreadable."""
+        if picture.hash not in self.images:
+            self.images[picture.hash] = image = picture.image()
+            self.bytes += _pixels(image)
+            while self.bytes > self.most and len(self.images) > 1:
+                self.bytes -= _pixels(self.images.popitem(last=False)[1])
+        self.images.move_to_end(picture.hash)
+        return self.images[picture.hash]
+
+
+def _pixels(image: Image.Image) -> int:
+    return 3 * image.width * image.height
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ from vllm.v1.engine import core
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from trainer import weights
+from trainer.chat.pictures import Opened
 from trainer.chat.processor import processor_of
 from trainer.chat.template import stops
 from trainer.chat.tokenizer import sees
@@ -84,7 +85,7 @@ class VllmEngine(SteppedEngine):
         self.config = config.rollout
         self.tokenizer = load_tokenizer(config.model.model_copy(update={"path": model_path}))
         self.ends = stops(self.tokenizer)
-        self.processor = processor_of(self.tokenizer)
+        self.processor, self.opened = processor_of(self.tokenizer), Opened()
         self.never = unsampled(config.model.model_copy(update=AS_IT_IS | {"path": model_path}))
         self.device = placement.device_of(placement.gpus_per_engine(config), "placement.gpus_per_engine")
         _require_build(self.device)
@@ -224,7 +225,7 @@ class VllmEngine(SteppedEngine):
         assert self.processor is not None
         return {
             "prompt_token_ids": self.processor.collapsed(prompt_ids, pictures),
-            "multi_modal_data": {"image": [picture.image() for picture in pictures]},
+            "multi_modal_data": {"image": [self.opened.image(picture) for picture in pictures]},
             "multi_modal_uuids": {"image": [f"{picture.hash}-{self.version}" for picture in pictures]},
             "cache_salt": str(self.version),
         }

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from trainer.chat.messages import Unreadable
-from trainer.chat.pictures import Limits, Picture, picture
+from trainer.chat.pictures import Limits, Opened, Picture, picture
 from trainer.configs.data import DataConfig
 from trainer.data.pictures import require_column, taken
 from trainer.data.shapes import shape_pairs, shapes
@@ -260,6 +260,19 @@ def test_a_file_travels_as_bytes_and_must_not_change(config, tmp_path):
     assert there.image().getpixel((0, 0)) == (200, 10, 20)
     with pytest.raises(Unreadable, match=r"a\.png: the picture was changed"):
         found.encoded()
+
+
+def test_pictures_of_earlier_turns_are_decoded_once_while_there_is_room():
+    first, second, third = (picture(png(shade=shade), str(shade), Limits()) for shade in (1, 2, 3))
+    opened = Opened(most=2 * 3 * 8 * 8)
+    image = opened.image(first)
+    assert image.tobytes() == first.image().tobytes() and opened.image(first) is image
+    opened.image(second)
+    assert opened.image(first) is image, "the last used"
+    opened.image(third)
+    assert list(opened.images) == [first.hash, third.hash] and opened.bytes == 2 * 3 * 8 * 8
+    large = picture(png(64, 64), "large", Limits())
+    assert opened.image(large).size == (64, 64) and list(opened.images) == [large.hash], "one has room always"
 
 
 def test_where_no_file_may_be_read_a_path_is_refused():
