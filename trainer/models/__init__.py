@@ -7,6 +7,7 @@ import difflib
 import hashlib
 import json
 import shutil
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from trainer.models import attention, lora, quantize, vision
 
 transformers_logging.disable_progress_bar()  # one bar per process and model is noise in a job's log
 
+SAID = 600  # characters of an error of transformers
 SAMPLED = 256  # numbers of a frozen weight that go into a fingerprint
 UNLISTED = {"qwen3_moe": {"head_dim": None}}  # settings that a family's model reads, and its configuration does not list
 
@@ -69,7 +71,7 @@ def load_lm(
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
         if config.attention == "auto" and "scaled_dot_product_attention" in str(error):  # said before weights are read
             return load_lm(config.model_copy(update={"attention": "eager"}), seed, device, train, classifier, home)
-        raise ConfigError(f"model.{'path' if config.path else 'init'}: {config.path or config.init}: {error}") from error
+        raise _unread(config, error) from error
     if classifier:
         _require_score(lm, config)
     else:
@@ -87,6 +89,19 @@ def load_lm(
     if train and config.gradient_checkpointing:
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return lm.to(home or device)  # type: ignore[arg-type]
+
+
+def _unread(config: ModelConfig, error: Exception) -> ConfigError:
+    """Of transformers' words in one line; it lists all families that it knows where one is of another kind."""
+    what = f"model.{'path' if config.path else 'init'}: {config.path or config.init}"
+    why = " ".join(str(error).split()) or repr(error)
+    if "Unrecognized configuration class" in why:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            known = AutoConfig.from_pretrained(config.path or "")
+            why = f"transformers has no class for {known.model_type} that is asked for here"
+            if hasattr(known, "vision_config") and not sees(config):
+                why = f"{known.model_type} reads pictures and is none of the tested families; model.vision=on tries it"
+    return ConfigError(f"{what}: {textwrap.shorten(why, SAID, placeholder=' ...')}")
 
 
 def _kind(config: ModelConfig, classifier: bool) -> Any:
@@ -109,7 +124,7 @@ def without_weights(config: ModelConfig, classifier: bool = False) -> Any:
     except ConfigError:
         raise
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"model.{'path' if config.path else 'init'}: {config.path or config.init}: {error}") from error
+        raise _unread(config, error) from error
     if config.path and not classifier:
         with contextlib.suppress(OSError):  # models without one have their defaults
             lm.generation_config = GenerationConfig.from_pretrained(config.path)

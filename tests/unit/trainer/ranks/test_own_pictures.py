@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,9 @@ def test_vision_says_whether_a_model_reads_pictures(tmp_path):
     assert [reads(listed, setting) for setting in ("auto", "on", "off")] == [True, True, False]
     assert [reads(other, setting) for setting in ("auto", "on", "off")] == [False, True, False]
     assert not sees(ModelConfig(init={"model_type": "qwen2"}, vision="on")), "which has no tower"
+    for load in (models.without_weights, partial(models.load_lm, seed=0, device=CPU)):
+        with pytest.raises(ConfigError, match=r"^model\.path: .*other: lfm2_vl reads pictures and is none.*; model\.vision=on tries it$"):
+            load(ModelConfig(path=str(other)))
 
 
 @pytest.mark.parametrize("setting", ["auto", "on", "off"])
