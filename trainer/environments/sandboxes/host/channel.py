@@ -25,7 +25,7 @@ class Channel:
         self.loop = asyncio.get_running_loop()
         self.buffer, self.fds = bytearray(), deque[int]()
         self.turn, self.held = asyncio.Lock(), False
-        self.sending: asyncio.Task[None] | None = None
+        self.sending: asyncio.Future[None] | None = None
         end.setblocking(False)
         self.loop.add_reader(end.fileno(), self._readable)
 
@@ -35,7 +35,7 @@ class Channel:
             data = frames.packed(message, body)
             if self.socket.fileno() < 0:
                 raise ConnectionResetError("closed")
-            self.sending = self.loop.create_task(self._send(data, fds))  # `close` ends it: the loop would wait on for a closed socket
+            self.sending = asyncio.ensure_future(self._send(data, fds))  # `close` ends it: the loop would wait on for a closed socket
             try:
                 await self.sending
             except (OSError, asyncio.CancelledError):

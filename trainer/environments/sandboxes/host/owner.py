@@ -55,7 +55,9 @@ class Owner:
     async def start(self) -> None:
         ready = self.ready or self._begin()
         try:
-            await asyncio.wait_for(asyncio.shield(ready), START_SECONDS)
+            if not ready.done():
+                await asyncio.wait_for(asyncio.shield(ready), START_SECONDS)
+            ready.result()
         except LATE:
             raise Failed(f"the process that holds sandboxes did not start within {START_SECONDS:g} s") from None
         if self.channel is None:  # since it said that it is ready
