@@ -37,6 +37,10 @@ class Box:
     killed: int = 0  # processes, by its memory limit
     refused: int = 0  # processes, by their number
 
+    def kill(self) -> None:
+        if self.until is None:  # else its number may be another process's by now
+            os.kill(self.pid, signal.SIGKILL)
+
 
 class Warden:
     def __init__(self, owner: socket.socket):
@@ -73,7 +77,7 @@ class Warden:
                 self._create(name, message["spec"], fds)
             elif box := self.boxes.get(name):
                 if message["do"] == "end":
-                    os.kill(box.pid, signal.SIGKILL)
+                    box.kill()
                 elif message["do"] == "look":
                     frames.send(self.owner, {"looked": name, "killed": box.group.killed()})
             elif message["do"] == "look":
@@ -171,7 +175,7 @@ class Warden:
     def close(self) -> None:
         for box in self.boxes.values():
             with contextlib.suppress(OSError):
-                os.kill(box.pid, signal.SIGKILL)
+                box.kill()
         until = time.monotonic() + GROUP_SECONDS
         while self.boxes and time.monotonic() < until:
             with contextlib.suppress(frames.Closed):

@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import socket
+import subprocess
 import sys
+import time
+from typing import Any, cast
 
 import pytest
 
+from trainer.environments.sandboxes.host import warden
 from trainer.environments.sandboxes.host.channel import Channel
 from trainer.environments.sandboxes.host.owner import Failed, Owner
 
@@ -97,3 +102,24 @@ def test_a_warden_that_ends_right_after_its_first_word_is_said_to_have_ended():
         owner.close()
 
     asyncio.run(body())
+
+
+def test_who_has_the_number_of_a_sandbox_that_has_ended_is_left_alone(monkeypatch):
+    class Group:  # that the kernel has not emptied yet
+        def remove(self) -> bool:
+            return False
+
+    monkeypatch.setattr(warden, "GROUP_SECONDS", 0.2)
+    mine, other = socket.socketpair()
+    with mine, other, subprocess.Popen(["sleep", "60"]) as stranger:
+        try:
+            held = warden.Warden(mine)
+            for until in (time.monotonic() + 60, None):
+                held.boxes["1"] = warden.Box("1", stranger.pid, cast("Any", Group()), until)
+                held._do({"do": "end", "name": "1"}, b"", [])
+                if until:
+                    held.close()
+                    assert stranger.poll() is None
+            assert stranger.wait(5) == -signal.SIGKILL, "a sandbox that has not ended is ended"
+        finally:
+            stranger.kill()
