@@ -77,6 +77,10 @@ def there(engine: str) -> str:
     return subprocess.run([engine, "ps", "--all", "--quiet"], check=True, capture_output=True, text=True, timeout=60).stdout
 
 
+def images(engine: str) -> list[str]:
+    return subprocess.run([engine, "images", "--quiet"], check=True, capture_output=True, text=True, timeout=60).stdout.split()
+
+
 def sandboxed(engine: str, body: Callable[[Container], Awaitable[None]]) -> None:
     async def run() -> None:
         provider = Containers(engine)
@@ -89,8 +93,7 @@ def sandboxed(engine: str, body: Callable[[Container], Awaitable[None]]) -> None
 
     asyncio.run(run())
     assert there(engine) == ""
-    images = subprocess.run([engine, "images", "--quiet"], check=True, capture_output=True, text=True, timeout=60).stdout
-    assert len(images.split()) == 1, "no snapshot is left"
+    assert len(images(engine)) == 1, "no snapshot is left"
 
 
 def test_commands_files_and_snapshots_are_those_of_any_sandbox(engine: str) -> None:
@@ -120,6 +123,8 @@ def test_commands_files_and_snapshots_are_those_of_any_sandbox(engine: str) -> N
         other = await machine.fork()
         assert await other.text("/data/a/b.txt") == "1"
         assert (await other.exec('echo "$NAME"')).stdout == "\n", "variables begin anew"
+        other.close()
+        await asyncio.to_thread(wait_for, "the fork's image to be gone", lambda: len(images(engine)) == 1, 60)
 
     sandboxed(engine, body)
 

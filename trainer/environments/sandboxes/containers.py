@@ -140,11 +140,14 @@ class Containers:
         path.write_text(text)
         return str(path)
 
-    def end(self, *words: str) -> None:
-        """Have the engine remove something; nobody waits for it before `close`."""
+    def end(self, *words: str, image: str = "") -> None:
+        """Have the engine remove something, and an image after it; nobody waits for it before `close`."""
         quiet = subprocess.DEVNULL
         self.ending = [each for each in self.ending if each.poll() is None]
-        self.ending.append(subprocess.Popen([self.program, *words], stdin=quiet, stdout=quiet, stderr=quiet))
+        command = [self.program, *words]
+        if image:
+            command = ["/bin/sh", "-c", f'{shlex.join(command)}; exec "$@"', "sh", self.program, "rmi", "--force", image]
+        self.ending.append(subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet))
 
     def close(self) -> None:
         """End all sandboxes."""
@@ -152,7 +155,7 @@ class Containers:
             machine.close()
         self._wait()
         if self.images:
-            self.end("rmi", "--force", *self.images)
+            self.end("rmi", "--force", *reversed(self.images))
             self.images.clear()
             self._wait()
         if self.folder:
@@ -174,7 +177,8 @@ class Container(Machine):
         self.name = f"flotilla-sandbox-{secrets.token_hex(8)}"
         self.numbers = itertools.count(1)
         self.holder: asyncio.subprocess.Process | None = None
-        self.closed = False
+        self.closed = self.asked = False
+        self.image = ""  # of a snapshot that no other container begins from, which goes with it
         self.kills = 0
 
     async def start(self, image: str) -> None:
@@ -187,6 +191,7 @@ class Container(Machine):
         options += [f"--volume={source}:{path}:ro" for path, source in spec.folders.items()]
         variables = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in spec.env.items())
         first = FIRST % f"{variables}\ncd {shlex.quote(spec.workdir)}"
+        self.asked = True
         self.holder = await self.owner.client("run", *options, "--entrypoint=/bin/sh", image, "-c", first, "flotilla", spec.workdir)
         assert self.holder.stdin and self.holder.stdout and self.holder.stderr
         self.holder.stdin.write(HELD)
@@ -282,7 +287,17 @@ class Container(Machine):
         return Snapshot(self.provider, self.spec.image, self.owner.kept(self.owner.images[-1]), 0)
 
     async def fork(self) -> Container:
-        return await self.owner.create(self.spec, await self.snapshot())
+        snapshot = await self.snapshot()
+        image = Path(snapshot.path).read_text()
+        try:
+            other = await self.owner.create(self.spec, snapshot)
+        except BaseException:
+            self.owner.end("rmi", "--force", image)
+            raise
+        finally:
+            Path(snapshot.path).unlink()
+        other.image = image
+        return other
 
     def close(self) -> None:
         if self.closed:
@@ -293,7 +308,8 @@ class Container(Machine):
         if self.holder:
             with contextlib.suppress(ProcessLookupError):
                 self.holder.kill()
-            self.owner.end(*self.owner.removal(self.name))
+        if self.asked:  # also where nobody knows whether it was made
+            self.owner.end(*self.owner.removal(self.name), image=self.image)
 
     async def _client(self, *words: str) -> asyncio.subprocess.Process:
         self._require()

@@ -91,6 +91,7 @@ class Pod(Container):
         if self.spec.folders:
             raise SandboxError("environment.sandbox.folders: pods see no folders of the nodes; put them into the image")
         body = json.dumps(manifest(self.name, self.spec, image, self.owner.parent)).encode()
+        self.asked = True
         await self._must("create", "--validate=false", "-f", "-", stdin=body)
         self.holder = await self.owner.client("attach", "--stdin", "--quiet", f"--pod-running-timeout={LONGEST_SECONDS}s", self.name)
         assert self.holder.stdin
