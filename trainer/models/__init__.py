@@ -63,7 +63,7 @@ def load_lm(
         torch.manual_seed(seed)
     try:
         if config.path:
-            lm = kind.from_pretrained(config.path, **settings, **labels)
+            lm = _loaded(kind, config, settings) if not classifier else kind.from_pretrained(config.path, **settings, **labels)
         else:
             lm = kind.from_config(_init_config(config, **labels), **settings)
     except ConfigError:
@@ -170,6 +170,16 @@ def freeze(lm: nn.Module, parts: list[str]) -> None:
             parameter.requires_grad_(False)
     if parts and not any(parameter.requires_grad for parameter in parameters.values()):
         raise ConfigError(f"model.freeze={parts}: all parameters are frozen; leave some to train")
+
+
+def _loaded(kind: Any, config: ModelConfig, settings: dict[str, Any]) -> Any:
+    """transformers draws weights that a folder lacks, with a warning, and what the model says then is noise. Raises ConfigError."""
+    lm, found = kind.from_pretrained(config.path, **settings, output_loading_info=True)
+    if missing := sorted(found["missing_keys"]):
+        some = ", ".join(missing[:2]) + (", ..." if len(missing) > 2 else "")
+        text = f"its files lack {len(missing)} weights of {type(lm).__name__} ({some}); they are incomplete, or of another class"
+        raise ConfigError(f"model.path: {config.path}: {text}")
+    return lm
 
 
 def _require_head(lm: Any, config: ModelConfig) -> None:

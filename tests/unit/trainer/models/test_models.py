@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from trainer import models
@@ -188,3 +189,14 @@ def test_settings_of_generation_that_could_not_be_saved_are_refused_at_the_start
     config = with_generation(tiny_model, tmp_path / "model", settings)
     with pytest.raises(ConfigError, match=rf"generation_config\.json is not one that transformers saves: (?s:.)*{next(iter(settings))}"):
         load(config)
+
+
+def test_a_folder_without_some_of_the_weights_is_refused(tiny_model, tmp_path):
+    """transformers would draw them at random, with a warning."""
+    shutil.copytree(tiny_model, tmp_path / "model")
+    [file] = (tmp_path / "model").glob("*.safetensors")
+    tensors = load_file(file)
+    some = next(name for name in tensors if "o_proj" in name)
+    save_file({name: tensor for name, tensor in tensors.items() if name != some}, file, metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=rf"^model\.path: .*: its files lack 1 weights of Qwen2ForCausalLM \({some}\); they are"):
+        models.load_lm(ModelConfig(path=str(tmp_path / "model"), dtype="float32"), 0, torch.device("cpu"))
