@@ -76,6 +76,15 @@ def test_named_fleets_are_groups_whose_head_takes_no_gpu_node() -> None:
     assert small.resources == '{"small": 2.0}'
 
 
+@pytest.mark.parametrize("where", [None, 0, 2])
+def test_a_cluster_with_pools_of_sandboxes_has_privileged_containers_and_no_other_has(where: int | None) -> None:
+    given = [fleet | ({"sandboxes": {"number": 4}} if number == where else {}) for number, fleet in enumerate(FLEETS)]
+    task = {"image": "me/ray:1", "fleets": ["cpu", "large"]}
+    read_stack = parse("lab", {"flotilla:cloud": "ssh", "flotilla:fleets": given, "flotilla:task": task})
+    made = ray_cluster(read_stack, ssh.build(read_stack))
+    assert (made.get("privileged"), read(made).privileged) == ((None, False) if where is None else (True, True))
+
+
 def test_the_fleets_of_a_cluster_are_one_to_dstack() -> None:
     several = stack(fleets=["cpu", "small", "large"])
     site = ssh.build(several)
