@@ -19,13 +19,13 @@ from pathlib import Path
 
 from trainer.configs.sandbox import SandboxConfig
 from trainer.environments.sandboxes.episode import Sandboxes
-from trainer.environments.sandboxes.images import NETWORKS, digest_of
+from trainer.environments.sandboxes.images import NETWORKS
 from trainer.environments.sandboxes.machine import Machine
 from trainer.environments.sandboxes.spec import SandboxError, Spec, Unavailable
 from trainer.environments.sandboxes.tasks.grading import Grade, graded, halved, prepared, solve
 from trainer.environments.sandboxes.tasks.reading import Task, read, task_folders
 from trainer.environments.sandboxes.tasks.repositories import UNCHANGED
-from trainer.environments.sandboxes.tasks.verdicts import FILE, TOLD, Verdict, file_of, write
+from trainer.environments.sandboxes.tasks.verdicts import FILE, TOLD, Verdict, digest, file_of, write
 from trainer.errors import ConfigError
 
 PROVIDERS = ("auto", "namespaces", "docker", "podman")
@@ -35,13 +35,13 @@ SMALLEST_LEAK = 16  # bytes: shorter files are alike by chance
 
 async def judged(folder: Path, other: Path, sandboxes: Sandboxes, spec: Spec, runs: int) -> Verdict:
     """`other`: a task whose solution is to fail here, unless both ask for the same."""
-    digest = digest_of(folder)
+    tried = digest(folder)
     try:
-        return replace(await _judged(folder, other, sandboxes, spec, runs), digest=digest)
+        return replace(await _judged(folder, other, sandboxes, spec, runs), digest=tried)
     except Unavailable:  # of any task
         raise
     except (ConfigError, SandboxError, OSError) as error:
-        return Verdict(folder.name, "broken", str(error).splitlines()[0], digest)
+        return Verdict(folder.name, "broken", str(error).splitlines()[0], tried)
 
 
 async def _judged(folder: Path, other: Path, sandboxes: Sandboxes, spec: Spec, runs: int) -> Verdict:

@@ -22,6 +22,7 @@ from typing import Any
 from trainer.errors import ConfigError
 
 NEEDED = ("instance_id", "repo", "base_commit", "problem_statement", "FAIL_TO_PASS", "PASS_TO_PASS")
+ROW = "row"  # a file with a digest of the row that a task was written from
 UNCHANGED = "unchanged"  # of the files that decide, those which the policy has too
 AT = "/testbed"  # as the images of SWE-bench have it
 # What decides, and is not the policy's to write: tests, and where pytest looks for hooks and settings, which the solution alone may change.
@@ -83,7 +84,7 @@ def _written(where: str, row: Mapping[str, Any], repos: Path, target: Path) -> P
         raise ConfigError(f"{where}: {clone}: no such folder; clone {row['repo']} there")
     digest = hashlib.sha256(json.dumps([RUN, dict(row)], sort_keys=True, default=str).encode()).hexdigest()
     folder = target / str(row["instance_id"])
-    if (folder / "row").is_file() and (folder / "row").read_text() == digest:
+    if (folder / ROW).is_file() and (folder / ROW).read_text() == digest:
         return folder
     tests = _names(where, "FAIL_TO_PASS", row) + _names(where, "PASS_TO_PASS", row)
     if not _names(where, "FAIL_TO_PASS", row):
@@ -120,7 +121,7 @@ def _written(where: str, row: Mapping[str, Any], repos: Path, target: Path) -> P
             (draft / "solution").mkdir()
             (draft / "solution/change.patch").write_text(str(row["patch"]))
             (draft / "solution/solve.sh").write_text(f"cd {AT} && patch -p1 < /solution/change.patch\n")
-        (draft / "row").write_text(digest)
+        (draft / ROW).write_text(digest)
         shutil.rmtree(folder, ignore_errors=True)
         draft.rename(folder)
     return folder

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trainer.environments.sandboxes.images import digest_of
+from trainer.environments.sandboxes.tasks import repositories
 from trainer.errors import ConfigError
 
 FILE = "verdicts.json"
@@ -31,6 +32,12 @@ class Verdict:
     verdict: str
     why: str = ""
     digest: str = ""  # of the task's files when it was tried
+
+
+def digest(folder: Path) -> str:
+    """Of a task. One that was written from a row of a repository is told by its row, as it may have gigabytes of files."""
+    row = folder / repositories.ROW
+    return row.read_text()[:16] if row.is_file() else digest_of(folder)
 
 
 def file_of(folders: Sequence[Path]) -> Path:
@@ -99,7 +106,7 @@ def checked(folders: Sequence[Path], named: str, leave_out: str | Sequence[str])
         known = read(file)
     except ConfigError as error:
         raise ConfigError(f"{setting}: {error}") from None
-    now = {each.name: known[each.name] for each in folders if each.name in known and known[each.name].digest == digest_of(each)}
+    now = {each.name: known[each.name] for each in folders if each.name in known and known[each.name].digest == digest(each)}
     missing = [each.name for each in folders if each.name not in now]
     if len(missing) == len(folders) and named:
         raise ConfigError(f"{setting}: {file}: is of other tasks, it knows none of the {len(folders)} as they are now; check them")

@@ -10,10 +10,9 @@ import pytest
 
 from trainer.configs.data import DataConfig
 from trainer.data.rows import told
-from trainer.environments.sandboxes.images import digest_of
 from trainer.environments.sandboxes.tasks import about, rows
 from trainer.environments.sandboxes.tasks.check import main
-from trainer.environments.sandboxes.tasks.verdicts import Verdict, read, write
+from trainer.environments.sandboxes.tasks.verdicts import Verdict, digest, read, write
 from trainer.errors import ConfigError
 from trainer.page import runs
 from trainer.runs import faults
@@ -32,7 +31,7 @@ def tasks(tmp_path: Path) -> Path:
 
 def checked(tasks: Path, file: Path | None = None) -> Path:
     file, folders = file or tasks / "verdicts.json", [tasks / name for name in FOUND]
-    write(file, [Verdict(folder.name, *FOUND[folder.name], digest_of(folder)) for folder in folders], folders)
+    write(file, [Verdict(folder.name, *FOUND[folder.name], digest(folder)) for folder in folders], folders)
     return file
 
 
@@ -68,6 +67,12 @@ def test_a_task_that_was_changed_since_is_not_checked(tasks):
     assert about(str(tasks)) == "3 tasks: 1 flaky, 1 free, 1 not checked"
     with pytest.raises(ConfigError, match=r"verdicts.json: 1 of 3 tasks are not checked as they are now: adds; run flotilla env check"):
         names(tasks, leave_out="bad")
+
+
+def test_a_task_of_a_row_is_told_by_its_row_without_reading_its_files(tasks):
+    (tasks / "adds/row").write_text("0123456789abcdef" * 4)
+    (tasks / "adds/repo").symlink_to("/dev")
+    assert digest(tasks / "adds") == "0123456789abcdef"
 
 
 def test_a_task_that_is_checked_again_keeps_the_verdicts_of_the_others(tasks, capsys):
