@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+from support.sandbox_pools import asking
 
 from cluster_tasks.identity import environment
 from lab.local import PROJECT, Cluster, command, render
@@ -21,20 +22,6 @@ from trainer.page.record import FILE
 pytestmark = [pytest.mark.wide, pytest.mark.skipif(sys.platform != "linux", reason="the local cluster is for Linux")]
 
 FLEET = {"name": "laptop", "nodes": 2, "cpus": 2, "sandboxes": {"number": 4, "warm": 1}}
-ASK = """
-import asyncio, collections
-from trainer.environments.sandboxes.providers import chosen
-from trainer.environments.sandboxes.spec import Spec
-
-async def main():
-    provider = await chosen("auto")
-    made = await asyncio.gather(*(provider.create(Spec(memory_mb=64, disk_mb=8)) for _ in range(8)))
-    said = {(await each.exec("echo 42")).stdout for each in made}
-    print("ASKED", provider.name, said, sorted(collections.Counter(each.watch.host for each in made).items()))
-    provider.close()
-
-asyncio.run(main())
-"""
 MODEL = "{model_type: qwen2, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 2}"
 LETTERS = r'"characters:abcdefghijklmnopqrstuvwxyz0123456789 >:\n"'
 RUN = [
@@ -72,9 +59,9 @@ def test_a_job_has_the_sandboxes_of_both_nodes_and_leaves_none(cluster: Cluster)
     token = environment(cluster.root, cluster.url)["RAY_AUTH_TOKEN"]
     assert not [process for process in cluster.processes() if token in " ".join(command(process))]
     assert token not in cluster.log("node-0") + cluster.log("node-1")
-    done = cluster.job("python", "-c", ASK, flags=PROJECT)
+    done = cluster.job("python", "-c", asking(8), flags=PROJECT)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "ASKED pool {'42\\n'} [('127.0.0.2', 4), ('127.0.0.3', 4)]" in done.stdout, done.stdout
+    assert "ASKED pool {'42\\n'} ['127.0.0.2', '127.0.0.3'] [4, 4]" in done.stdout, done.stdout
     wait_for("the end of all", lambda: [each["in_use"] for each in load(cluster)] == [0, 0], 30)
     assert [(each["room"], each["leases"]) for each in load(cluster)] == [(4, 4), (4, 4)]
 

@@ -21,9 +21,27 @@ from trainer.environments.sandboxes.pools import WHERE, Pools
 from trainer.environments.sandboxes.spec import Spec
 
 TOKEN = "0123456789abcdef" * 2
+ASK = """
+import asyncio, collections
+from trainer.environments.sandboxes.providers import chosen
+from trainer.environments.sandboxes.spec import Spec
 
+async def main():
+    provider = await chosen("auto")
+    made = await asyncio.gather(*(provider.create(Spec(memory_mb=64, disk_mb=8)) for _ in range(COUNT)))
+    said = {(await each.exec("echo 42")).stdout for each in made}
+    hosts = collections.Counter(each.watch.host for each in made)
+    print("ASKED", provider.name, said, sorted(hosts), sorted(hosts.values()), flush=True)
+    provider.close()
 
+asyncio.run(main())
+"""
 SMALL = Spec(memory_mb=64, disk_mb=16)
+
+
+def asking(count: int) -> str:
+    """A program for a job, which says whose sandboxes so many are."""
+    return ASK.replace("COUNT", str(count))
 
 
 class Started:
