@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from trainer.errors import ConfigError
 
@@ -150,7 +150,7 @@ def _at_least_one(**values: int) -> None:
 
 
 PLACES = "bcdefghi"  # names of files of `trails`, except the one that they begin at
-PROGRAMS = {"cat": list, "sort": sorted, "tac": lambda digits: digits[::-1]}
+PROGRAMS: dict[str, Callable[[list[str]], list[str]]] = {"cat": list, "sort": sorted, "tac": lambda digits: digits[::-1]}
 
 
 def trails(rows: int = 1000, seed: int = 0) -> Iterator[dict[str, object]]:
@@ -174,6 +174,29 @@ def walks(rows: int = 1000, file: float = 0.3, program: float = 0.25, seed: int 
         at = files["a"][0] if rng.random() < file else rng.choice(PLACES)
         run = f"{row['prompt']}"[:-1] if rng.random() < program else rng.choice([*PROGRAMS])
         yield {"prompt": row["prompt"], "answer": f"cat a\n{files['a']}{run} {at}>o\n"}
+
+
+FILTERS: dict[str, Callable[[list[str]], list[str]]] = {
+    **PROGRAMS,
+    "sort -r": lambda digits: sorted(digits)[::-1],
+    "head -1": lambda digits: digits[:1],
+    "head -2": lambda digits: digits[:2],
+    "tail -1": lambda digits: digits[-1:],
+    "tail -2": lambda digits: digits[-2:],
+}
+
+
+def repairs(rows: int = 1000, seed: int = 0) -> Iterator[dict[str, object]]:
+    """Tasks for the environment shell, with its `tests`. The file p has a program that is not the right one, and t what it failed at:
+    three digits, ">" and what is to become of them, of which each has a line. "tests": three other inputs of the right program."""
+    _at_least_one(rows=rows)
+    rng = random.Random(seed)
+    for _ in range(rows):
+        right, wrong = rng.sample([*FILTERS], 2)
+        cases = [(digits, FILTERS[right](digits)) for digits in (_unsorted(rng) for _ in range(4))]
+        [(given, wanted), *others] = cases
+        script = "".join(f"[ \"$(printf '{_lines(a)}' | sh p)\" = '{_lines(b).strip()}' ] || exit 1\n" for a, b in others)
+        yield {"prompt": "p:", "files": {"p": f"{wrong}\n", "t": f"{''.join(given)}>{''.join(wanted)}\n"}, "tests": script}
 
 
 def _unsorted(rng: random.Random) -> list[str]:

@@ -11,7 +11,7 @@ from support.talks import CHARACTERS
 
 from trainer import environments
 from trainer.configs.sandbox import SandboxConfig
-from trainer.data.tasks import PROGRAMS, trails, walks
+from trainer.data.tasks import FILTERS, PROGRAMS, repairs, trails, walks
 from trainer.environments.policy import Limits
 from trainer.environments.runner import Job, Runner
 from trainer.environments.sandboxes.episode import Sandboxes
@@ -53,6 +53,23 @@ def test_what_walks_show_right_is_rewarded_and_nothing_else():
     assert found[0][1] == f"cat a\n{rows[0]['files']['a']}{rows[0]['prompt'][:-1]} {rows[0]['files']['a'][0]}>o\n"
 
 
+def test_tests_in_a_fresh_sandbox_decide_on_a_repair():
+    rows: list[Any] = list(islice(repairs(100, seed=3), 4))
+    reported = [row["files"]["t"].strip().split(">") for row in rows]
+    fits = [
+        [program for program, made in FILTERS.items() if "".join(made([*given])) == wanted and program != row["files"]["p"].strip()]
+        for row, (given, wanted) in zip(rows, reported, strict=True)
+    ]
+    right = [["cat t\n", f"echo {programs[0]}>p\n"] for programs in fits]
+    left = [["cat t\n", "ls\n"] for _ in rows]
+    found = played([*rows, *rows], [*right, *left], turns=2, tests="tests")
+    assert [reward for reward, _ in found] == [1.0] * 4 + [0.0] * 4
+    # What else the policy leaves behind is not there: a program that finds its answer elsewhere, and one that is no file any more.
+    row = {"files": {"p": "cat\n"}, "tests": "[ $(sh p) = 1 ]"}
+    cheats = [["echo 1 >/tmp/a\n", "echo cat /tmp/a >p\n"], ["rm p\n", "exit\n"], ["echo echo 1 >p\n", "exit\n"]]
+    assert [reward for reward, _ in played([row] * 3, cheats, turns=2, tests="tests")] == [0.0, 0.0, 1.0]
+
+
 def test_exit_ends_it_and_long_output_is_cut_and_files_count_by_their_share():
     row = {"files": {"deep/a": "x" * 99}, "expected": {"b": "1\n", "c": "2\n"}}
     [(reward, said)] = played([row], [["cat deep/a\n", "echo 1>b\n", "echo 1 >b\n", "exit\n"]], max_observation=5)
@@ -74,6 +91,8 @@ def test_walks_are_right_at_the_share_that_is_asked_for():
         ({"files": ["a"], "expected": {"a": ""}}, {}, "the column 'files' has ['a']; texts by path are needed"),
         ({"files": {}, "expected": {"a": 1}}, {}, "the column 'expected' has {'a': 1}; texts by path are needed"),
         ({"files": {}, "expected": {}}, {}, "the column 'expected' is empty; at least one file is needed"),
+        ({"files": {}}, {"tests": "check"}, "environment.args.tests: the data has no column 'check'; there are files"),
+        ({"files": {}, "tests": ["true"]}, {"tests": "tests"}, "the column 'tests' has ['true']; lines of the shell are needed"),
         ({"files": {}, "expected": {"a": ""}}, {"turns": 0}, "environment.args.turns=0; at least 1"),
     ],
 )
