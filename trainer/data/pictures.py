@@ -50,7 +50,7 @@ def taken(row: Row, prompt: Any, config: DataConfig, where: str) -> tuple[Any, t
 
 def require_column(config: DataConfig, rows: Iterable[Row]) -> None:
     """Raises ConfigError where a column that the settings name is in no row: the model would learn from texts alone."""
-    if config.images and "images" in config.model_fields_set:
+    if config.images and config.images != DataConfig.model_fields["images"].default:  # which a run's own file of settings has too
         names = set[str]().union(*rows)
         if config.images not in names:
             near = difflib.get_close_matches(config.images, names, n=1)

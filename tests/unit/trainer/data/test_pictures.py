@@ -231,10 +231,11 @@ def test_places_in_a_row_whose_pictures_are_missing_are_not_text(config, prompt,
 def test_a_column_that_no_row_has_is_refused_where_it_is_named(config):
     rows = [{"prompt": "a", "image": "a.png"}, {"prompt": "b"}]
     require_column(config, rows)
-    named = DataConfig(path=config.path, images="images")
-    with pytest.raises(ConfigError, match=r"^data\.images=images: no row of .*rows\.jsonl has this column; did you mean image\?"):
+    require_column(DataConfig(path=config.path, images="images"), rows)  # as a run's own file of settings has it
+    named = DataConfig(path=config.path, images="imags")
+    with pytest.raises(ConfigError, match=r"^data\.images=imags: no row of .*rows\.jsonl has this column; did you mean image\?"):
         require_column(named, rows)
-    require_column(named, [*rows, {"prompt": "c", "images": None}])
+    require_column(named, [*rows, {"prompt": "c", "imags": None}])
 
 
 @pytest.mark.parametrize("change", [lambda url: url.replace("data:", "DATA:"), lambda url: url[:40] + "\r\n" + url[40:]])
