@@ -75,6 +75,7 @@ def test_a_rollout_engine_that_dies_between_turns_and_more_processes_change_no_b
     assert all(not result.different for result in compare(read(whole), read(tmp_path)))
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("cluster")
 def test_an_agent_with_a_client_of_openai_is_trained_on_its_tokens_and_exact_over_a_kill(tiny_model, tmp_path):
     model = shutil.copytree(tiny_model, tmp_path / "model")

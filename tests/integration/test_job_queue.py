@@ -131,6 +131,7 @@ def test_a_run_makes_room_by_fewer_ranks_and_goes_on_beside_the_newcomer(
 
 
 def test_what_can_never_run_is_refused_before_it_is_uploaded_twice(queue: Queue, env: dict[str, str], folder: Path) -> None:
+    wait_for("the queue to see the cluster", lambda: queue.all()["cluster"].get("cpus") == 3, 60)
     job = Job("huge", ["python", "-c", "1"], folder)
     with pytest.raises(QueueError, match="takes at least 64 CPUs, and the cluster has 3: it would never start"):
         queue.submit("test", job, {"sizes": [{"cpus": 64}]}, env)

@@ -51,6 +51,7 @@ def train(runs: Path, name: str, ranks: int, *settings: str) -> list[dict[str, f
     return [json.loads(line) for line in (runs / name / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("frozen", [(), pytest.param(("model.freeze=[mlp.gate]",), marks=pytest.mark.slow)], ids=["routers", "frozen"])
 def test_two_ranks_of_zero_3_learn_what_one_without_it_does(tmp_path, frozen):
     whole = train(tmp_path, "one", 1, "trainer.zero_stage=0", *frozen)

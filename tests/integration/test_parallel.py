@@ -81,7 +81,7 @@ def test_every_mesh_learns_what_one_rank_does(folder, kind, ranks, mesh):
 @pytest.mark.parametrize(
     ("kind", "ranks", "mesh"),
     [
-        pytest.param("qwen3_moe", 2, {"tensor_parallel": 2, "expert_parallel": 2, "zero_stage": 3}, id="both"),
+        pytest.param("qwen3_moe", 2, {"tensor_parallel": 2, "expert_parallel": 2, "zero_stage": 3}, id="both", marks=pytest.mark.wide),
         pytest.param("qwen3", 2, TENSOR, id="matrices", marks=SLOW),
         pytest.param("glm4_moe", 2, EXPERT, id="experts", marks=SLOW),
         pytest.param("deepseek_v3", 2, {**EXPERT, "zero_stage": 3}, id="experts, weights sharded", marks=SLOW),

@@ -32,7 +32,7 @@ def expected(path: Path, records: list[np.ndarray]) -> torch.Tensor:
     return torch.cat(found)
 
 
-@pytest.mark.parametrize("kind", ["mixtral", "deepseek_v3", MANY])
+@pytest.mark.parametrize("kind", [pytest.param("mixtral", marks=pytest.mark.wide), "deepseek_v3", MANY])
 def test_each_tokens_experts_are_taken_wherever_it_is_computed(tmp_path, kind):
     path, layers = exported(kind, tmp_path / "model"), 1 if kind == "deepseek_v3" else 2
     draw = np.random.default_rng(0)

@@ -104,6 +104,7 @@ def cluster(project: Path):
         python(project, "-m", "cluster_tasks.local", "down", task)
 
 
+@pytest.mark.wide
 def test_own_data_and_reward_train_as_the_page_says(project, cluster):
     """The blocks of docs/local.md, in their order; fewer steps."""
     section = (ROOT / "docs/local.md").read_text().partition("## Your own data and reward")[2].partition("\n## ")[0]

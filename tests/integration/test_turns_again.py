@@ -22,7 +22,7 @@ from trainer.compare import compare
 from trainer.configs.ppo import PpoConfig
 from trainer.metrics import read
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")
+pytestmark = [pytest.mark.wide, pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")]
 SETTINGS: dict[str, Any] = {
     "data": {"path": "support.environments:rows", "args": {"count": 60}, "max_prompt_tokens": 8},
     "reward": {"function": "exact"},

@@ -195,7 +195,7 @@ def overview(keeper: Keeper) -> dict[str, Any]:
 def planned(keeper: Keeper) -> dict[str, Any]:
     """Raises Refused."""
     if keeper.seen is None:
-        raise Refused(503, keeper.trouble)
+        raise Refused(503, keeper.trouble or "the queue has not seen the cluster yet; ask again")
     records, now = [*keeper.records.values()], keeper.store.clock.now()
     return forecast(keeper.cluster(keeper.seen), records, keeper.owners, now, keeper.rules.min_run, keeper.rules.hourly)
 

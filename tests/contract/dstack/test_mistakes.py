@@ -20,6 +20,8 @@ from infra.dstack_resources.fleet import FleetProvider
 from infra.dstack_resources.volume import VolumeProvider
 from stacks.schema import Dstack
 
+pytestmark = pytest.mark.hosts
+
 
 @pytest.fixture(scope="package")
 def project(dstack: Running) -> str:

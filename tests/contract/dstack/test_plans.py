@@ -20,6 +20,8 @@ from infra.dstack_resources.spec import plan
 from stacks.dstack_api import TaskConfiguration, parse_apply_configuration
 from stacks.load import load, names
 
+pytestmark = pytest.mark.hosts
+
 ROOT = Path(__file__).parents[3]
 FLEETS = ".fleet.dstack.yml"
 BY_DSTACK = [name for name in names(ROOT) if load(name, ROOT).cloud in ("local", "ssh", "aws", "gcp")]

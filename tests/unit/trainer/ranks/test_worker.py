@@ -115,6 +115,7 @@ torch.distributed.destroy_process_group()
 """
 
 
+@pytest.mark.wide
 def test_rank_0_chooses_the_checkpoint_for_all():
     command = [sys.executable, "-c", LOOK]
     port = str(free_port())
