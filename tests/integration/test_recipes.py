@@ -45,6 +45,8 @@ class Project:
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     made = Project(tmp_path_factory.mktemp("recipes"))
     try:
+        started = made.run("up", "local")
+        assert started.returncode == 0, started.stdout + started.stderr
         yield made
     finally:
         made.run("down", "local")
@@ -59,7 +61,7 @@ def test_trl_trains_on_every_node_and_resumes(project: Project, tiny_model: Path
         rows = [{"prompt": f"{number}s{number}=", "completion": str(2 * number), "answer": str(2 * number)} for number in range(40)]
         parquet.write_table(Table.from_pylist(rows), prepared / f"{split}.parquet")
     words = ["trl/sft", f"model={tiny_model}", "run=tiny", "packages=image", "save_steps=2", "max_length=32"]
-    done = project.run("launch", "local", "--timeout", "400", "--recipe", *words, "max_steps=2")
+    done = project.run("submit", "local", "--recipe", *words, "max_steps=2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "torchrun --nnodes=2 --nproc-per-node=1" in done.stdout
     assert (project.shared / "tiny/checkpoint-2").is_dir() and (project.shared / "tiny/model.safetensors").is_file()
