@@ -40,7 +40,7 @@ CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER")  # that root needs over the f
 FIRST = f"""rm -rf {STATE}; mkdir -p "$1" {STATE} || exit; cat >{STATE}/base <<'END_OF_VARIABLES'
 %s
 END_OF_VARIABLES
-exec 3<&0; {{ read -r __line && : >{STATE}/held && cat >/dev/null; }} <&3 & __reader=$!; __waited=0
+exec 3<&0; {{ read -r __line && : >{STATE}/held && exec cat >/dev/null; }} <&3 & __reader=$!; __waited=0
 echo ready; while kill -0 $__reader 2>/dev/null; do
 [ -e {STATE}/held ] || [ $((__waited += 2)) -le 60 ] || exit; sleep 2; done"""
 HELD = b"held\n"  # the first words to it
