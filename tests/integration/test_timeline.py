@@ -159,8 +159,8 @@ def test_what_makes_a_real_step_slow_is_said(tiny_model, tmp_path, capsys, chang
 def test_what_slows_a_real_step_down_is_said(tiny_model, tmp_path, monkeypatch, kind, method, seconds, changes, said):
     monkeypatch.setattr(kind, method, delayed(getattr(kind, method), lambda _: seconds))
     assert train_ppo.train(here(traced(tiny_model, steps="2", **changes)), tmp_path) == 0
-    [word] = lanes.lanes(tmp_path, 2)["words"]
-    assert said in word
+    words = lanes.lanes(tmp_path, 2)["words"]
+    assert said in words[0], words  # a busy machine is slow elsewhere too
 
 
 def test_a_real_engine_on_a_slow_node_is_said(tiny_model, tmp_path, monkeypatch):
