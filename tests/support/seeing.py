@@ -44,7 +44,7 @@ def seen(seed: int, size: tuple[int, int] = (48, 48)) -> Picture:
 
 
 def loaded(folder: Path) -> tuple[PolicyModel, vision.Sight, Any]:
-    config = ModelConfig(path=str(folder), dtype="float32", attention="sdpa")
+    config = ModelConfig(path=str(folder), dtype="float32", attention="sdpa", vision="on")
     tokenizer = models.load_tokenizer(config)
     lm = models.load_lm(config, 0, torch.device("cpu"))
     sight = models.sight(lm, tokenizer)

@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 import transformers
-from support.sighted_rows import GEMMA, JANUS, LETTERS, LFM, LIGHTON, NORMAL, PINPOINTS, REFUSED, SIGHTED, SQUARE, TEXT
+from support.sighted_newer import KIMI, QIANFAN
+from support.sighted_parts import GEMMA, JANUS, LETTERS, LFM, LIGHTON, NORMAL, PINPOINTS, SQUARE, TEXT
+from support.sighted_rows import REFUSED, SIGHTED
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedTokenizerFast
 
 from trainer.chat.tokenizer import character_tokenizer
@@ -20,18 +22,16 @@ from trainer.chat.tokenizer import character_tokenizer
 LIBRARY: Any = transformers  # whose names are found lazily
 
 
-def _qwen(tokenizer: Any, video: str) -> dict[str, Any]:
+def _by_grid(name: str, images: str, videos: str, tokenizer: Any) -> Any:
+    """Of a family whose pictures have any size."""
     sizes = {"patch_size": 8, "merge_size": 2, "temporal_patch_size": 1}
-    images = LIBRARY.Qwen2VLImageProcessor(**sizes, size={"shortest_edge": 256, "longest_edge": 16_384})
-    return {"image_processor": images, "tokenizer": tokenizer, "video_processor": getattr(LIBRARY, video)(**sizes)}
+    looks = getattr(LIBRARY, images)(**sizes, size={"shortest_edge": 256, "longest_edge": 16_384})
+    watches = getattr(LIBRARY, videos)(**sizes)
+    return getattr(LIBRARY, name)(image_processor=looks, tokenizer=tokenizer, video_processor=watches)
 
 
 def processor(kind: str, tokenizer: Any) -> Any:
     """Of the family, for pictures of some ten tokens."""
-    if kind.startswith("qwen"):
-        third = kind.startswith("qwen3")
-        name = {"qwen2_vl": "Qwen2VLProcessor", "qwen2_5_vl": "Qwen2_5_VLProcessor"}.get(kind, "Qwen3VLProcessor")
-        return getattr(LIBRARY, name)(**_qwen(tokenizer, "Qwen3VLVideoProcessor" if third else "Qwen2VLVideoProcessor"))
     if kind in LATER:
         return LATER[kind](tokenizer)
     if kind == "gemma3":
@@ -49,9 +49,7 @@ def processor(kind: str, tokenizer: Any) -> Any:
 
 
 def _glm(name: str, tokenizer: Any) -> Any:
-    sizes = {"patch_size": 8, "merge_size": 2, "temporal_patch_size": 1}
-    images = getattr(LIBRARY, f"{name}ImageProcessor")(**sizes, size={"shortest_edge": 256, "longest_edge": 16_384})
-    return getattr(LIBRARY, f"{name}Processor")(images, tokenizer, getattr(LIBRARY, f"{name}VideoProcessor")(**sizes))
+    return _by_grid(f"{name}Processor", f"{name}ImageProcessor", f"{name}VideoProcessor", tokenizer)
 
 
 def _gemma4(tokenizer: Any) -> Any:
@@ -60,9 +58,9 @@ def _gemma4(tokenizer: Any) -> Any:
     return LIBRARY.Gemma4Processor(LIBRARY.Gemma4AudioFeatureExtractor(), images, tokenizer, videos, image_seq_length=70)
 
 
-def _llava(images: Any, kind: str, tokenizer: Any) -> Any:
+def _llava(images: Any, kind: str, tokenizer: Any, **also: Any) -> Any:
     sizes = {"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
-    return getattr(LIBRARY, kind)(images, tokenizer, **sizes)
+    return getattr(LIBRARY, kind)(image_processor=images, tokenizer=tokenizer, **sizes, **also)
 
 
 def _video_llama_3(tokenizer: Any) -> Any:
@@ -97,7 +95,27 @@ def _mistral3(tokenizer: Any) -> Any:
     )
 
 
+def _kimi_k25(tokenizer: Any) -> Any:
+    sizes = {"patch_size": 8, "merge_size": 2}
+    images = LIBRARY.Kimi_K25ImageProcessor(**sizes, size={"max_height": 128, "max_width": 128})
+    return LIBRARY.Kimi_K25Processor(image_processor=images, tokenizer=tokenizer, video_processor=LIBRARY.Kimi_K25VideoProcessor(**sizes))
+
+
+def _llava_next_video(tokenizer: Any) -> Any:
+    images = LIBRARY.LlavaNextImageProcessor(size={"shortest_edge": 32}, crop_size=SQUARE, image_grid_pinpoints=PINPOINTS)
+    return _llava(images, "LlavaNextVideoProcessor", tokenizer, video_processor=LIBRARY.LlavaNextVideoVideoProcessor())
+
+
+QWENS = {
+    "qwen2_vl": "Qwen2VLProcessor",
+    "qwen2_5_vl": "Qwen2_5_VLProcessor",
+    "exaone4_5": "Exaone4_5_Processor",
+    "hyperclovax_vision_v2": "HyperCLOVAXVisionV2Processor",
+}
+QWEN3S = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 LATER: dict[str, Callable[[Any], Any]] = {
+    **{kind: partial(_by_grid, name, "Qwen2VLImageProcessor", "Qwen2VLVideoProcessor") for kind, name in QWENS.items()},
+    **dict.fromkeys(QWEN3S, partial(_by_grid, "Qwen3VLProcessor", "Qwen2VLImageProcessor", "Qwen3VLVideoProcessor")),
     "glm4v": partial(_glm, "Glm4v"),
     "glm4v_moe": partial(_glm, "Glm4v"),
     "glm46v": partial(_glm, "Glm46V"),
@@ -139,6 +157,19 @@ LATER: dict[str, Callable[[Any], Any]] = {
     "ovis2": _ovis2,
     "video_llama_3": _video_llama_3,
     "lfm2_vl": _lfm2_vl,
+    "glm_ocr": partial(_glm, "Glm46V"),
+    "kimi_k25": _kimi_k25,
+    "qianfan_ocr": lambda tokenizer: LIBRARY.QianfanOCRProcessor(
+        LIBRARY.GotOcr2ImageProcessor(size=SQUARE, crop_to_patches=True, min_patches=1, max_patches=4, **NORMAL),
+        tokenizer,
+        image_seq_length=4,
+    ),
+    "deepseek_vl_hybrid": lambda tokenizer: LIBRARY.DeepseekVLHybridProcessor(
+        LIBRARY.DeepseekVLHybridImageProcessor(size=SQUARE, min_size=8, high_res_size={"height": 64, "width": 64}, **NORMAL),
+        tokenizer,
+        num_image_tokens=16,
+    ),
+    "llava_next_video": _llava_next_video,
 }
 
 
@@ -156,8 +187,10 @@ def tokenizer_of(kind: str) -> PreTrainedTokenizerFast:
             "context_image_token": "<IMG_CONTEXT>",
             "video_token": "<video>",
         }
-    of_kind = {"gemma4": GEMMA, "lfm2_vl": LFM, "janus": JANUS, "lighton_ocr": LIGHTON, "deepseek_vl": {"image_token": tokens[0]}}
-    named = of_kind.get(kind, {"image_token": tokens[0]} if kind == "paddleocr_vl" else named)
+    of_kind = {"gemma4": GEMMA, "lfm2_vl": LFM, "janus": JANUS, "lighton_ocr": LIGHTON}
+    of_kind |= {"kimi_k25": KIMI, "qianfan_ocr": QIANFAN}
+    of_kind |= {name: {"image_token": tokens[0]} for name in ("deepseek_vl", "deepseek_vl_hybrid", "paddleocr_vl")}
+    named = of_kind.get(kind, named)
     if not named:
         return tokenizer
     again = PreTrainedTokenizerFast(

@@ -20,8 +20,8 @@ def table() -> str:
         vision = "auto" if kind in SEEING else "on"
         own = kind in RECURRENT
         rows = "a row each" if own else "packed"
-        shards = "refused" if kind in ONE_BY_ONE else "not run" if own else "right"
-        hf, others = ("refused", "not run") if own else ("right", "right")
+        shards = "refused" if kind in ONE_BY_ONE else "right"
+        hf, scores = ("refused", "not run") if own else ("right", "right")
         vllm = "right" if kind in IN_VLLM else VLLM.get(kind, "refused")
-        lines.append(f"| `{kind}` | {vision} | {rows} | {others} | {shards} | {others} | {hf} | {vllm} |")
+        lines.append(f"| `{kind}` | {vision} | {rows} | right | {shards} | {scores} | {hf} | {vllm} |")
     return "\n".join(lines)

@@ -27,7 +27,8 @@ class Processor:
 
     def __init__(self, own: Any):
         self.own = own
-        self.place: str = own.image_token  # what a template writes in the place of a picture
+        # What a template writes in the place of a picture; Qianfan-OCR has a mark of its own for that.
+        self.place: str = getattr(own, "image_placeholder_token", own.image_token)
         known = own.tokenizer.get_vocab()
         start, end = next((pair for pair in BORDERS if pair[0] in known), ("", ""))
         self.bordered = bool(start)  # such families know by that where one picture ends and the next begins
@@ -124,7 +125,11 @@ class Processor:
             raise Unreadable(f"{picture.where}: the model's processor cannot take it: {error}") from error
         if "text_replacement_offsets" not in found:
             raise Unreadable(f"{picture.where}: the model's processor, {type(self.own).__name__}, does not say which tokens stand for it")
-        [[place]] = found["text_replacement_offsets"]
+        [places] = found["text_replacement_offsets"]
+        if len(places) != 1:
+            known = f"the model's processor, {type(self.own).__name__}"
+            raise Unreadable(f"{picture.where}: {known}, puts {len(places)} pictures in the place of {self.place}, not one")
+        [place] = places
         self._tokens[picture.size] = place["replacement"]
         self.looked += 1
         kept = {name: value for name, value in found.items() if name not in TEXTS}

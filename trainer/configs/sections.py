@@ -59,7 +59,8 @@ class LoraConfig(Section):
 SEEING = (
     *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "gemma3", "gemma4", "glm4v", "idefics3", "internvl", "mistral3"),
     *("llava", "llava_next", "vipllava", "ovis2", "video_llama_3", "deepseek_vl", "janus", "glm46v", "glm4v_moe", "lighton_ocr"),
-    *("paddleocr_vl", "smolvlm"),
+    *("paddleocr_vl", "smolvlm", "glm_ocr", "exaone4_5", "kimi_k25", "qianfan_ocr", "hyperclovax_vision_v2", "deepseek_vl_hybrid"),
+    "llava_next_video",
 )
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")  # one of which is in a folder of a model that does
 

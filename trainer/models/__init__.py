@@ -225,8 +225,8 @@ def _remove_dropout(lm: nn.Module) -> None:
     for module in lm.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        for name, value in vars(module).items():  # attention_dropout, router jitter: used in functions, without a module
-            if isinstance(value, float) and ("dropout" in name or "jitter" in name):
+        for name, value in vars(module).items():  # attention_dropout, drop_prob of whole layers, router jitter: without a module
+            if isinstance(value, float) and ("drop" in name or "jitter" in name):
                 setattr(module, name, 0.0)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.sighted import sighted
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from trainer import models
@@ -157,6 +158,14 @@ def test_a_model_in_training_has_no_dropout():
         first, again = scored(policy)[0], scored(policy)[0]
         assert torch.equal(first, again)
         torch.testing.assert_close(first, scored(policy.eval())[0])
+
+
+def test_a_tower_in_training_leaves_out_no_layer(tmp_path):
+    """Its stochastic depth is in neither a function nor a module of torch's."""
+    lm = models.load_lm(ModelConfig(path=str(sighted("qianfan_ocr", tmp_path)), dtype="float32"), 0, torch.device("cpu"), train=True)
+    pixels = torch.randn(2, 3, 32, 32)
+    first, again = (lm.model.get_image_features(pixels).pooler_output for _ in range(2))
+    assert lm.training and all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
 
 
 def with_generation(model: Path, folder: Path, settings: dict[str, Any]) -> ModelConfig:
