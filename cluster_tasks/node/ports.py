@@ -75,8 +75,9 @@ def _silent(addresses: list[str], port: int) -> set[str]:
                 found.add(address)
         waiting -= found
         deadline = time.monotonic() + PROBE_SECONDS
-        while waiting and (left := deadline - time.monotonic()) > 0:
-            for key, _ in answers.select(left):
+        # Looked at once more at the deadline: this process may have stood still itself, while the answers came.
+        while waiting and (answered := answers.select(max(0.0, deadline - time.monotonic()))):
+            for key, _ in answered:
                 address, probe = key.data
                 answers.unregister(probe)
                 waiting.remove(address)

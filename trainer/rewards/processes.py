@@ -21,7 +21,8 @@ from trainer.rewards.terms import Mistake, Scored
 from trainer.rewards.worker import DONE, DUMP, Job
 
 STDERR = 2
-STACK_SECONDS = 1.0  # for a process to write where it hangs; one that the kernel holds never does
+STACK_SECONDS = 5.0  # for a process to write where it hangs; one that the kernel holds never does
+ENDED_SECONDS = 30.0  # from the end of its channel to that of the process
 LINE = re.compile(r'File "(.+)", line (\d+) in ')
 
 
@@ -103,7 +104,7 @@ class Process:
         return f"; {Path(found[1]).name}:{found[2]}"
 
     def ending(self) -> str:
-        code = self.process.wait(STACK_SECONDS)
+        code = self.process.wait(ENDED_SECONDS)
         return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
 
     def end(self) -> None:

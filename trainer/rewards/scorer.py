@@ -195,11 +195,12 @@ class Scorer:
     def _end_late(self, worker: Process) -> None:
         """The batch has run out of time: fail what the worker owes."""
         self._take(worker)
-        begun = [worker.owed[i] for i in worker.begun()]
-        mistake = Mistake(None, f"did not end within {self.config.timeout:g} s (reward.timeout{self._line(worker)})", late=True)
-        if self.config.on_error == "fail":
-            self._fail(begun, mistake)
-        self._fail([*worker.owed.values()], mistake)
+        if worker.owed:  # else it was just in time, though nobody looked
+            begun = [worker.owed[i] for i in worker.begun()]
+            mistake = Mistake(None, f"did not end within {self.config.timeout:g} s (reward.timeout{self._line(worker)})", late=True)
+            if self.config.on_error == "fail":
+                self._fail(begun, mistake)
+            self._fail([*worker.owed.values()], mistake)
         worker.end()
         self.workers[self.workers.index(worker)] = Process(self.job)
 

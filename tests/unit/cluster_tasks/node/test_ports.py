@@ -6,7 +6,6 @@ import errno
 import os
 import resource
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,6 +42,11 @@ def test_hosts_are_asked_with_descriptors_beyond_1024(count: int, high_descripto
     assert silent(addresses(count), free_port()) == set(), "a port that refuses is an answer"
 
 
+def test_who_has_answered_is_not_silent_though_we_stood_still_for_all_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "PROBE_SECONDS", -1)
+    assert silent(addresses(5), free_port()) == set()
+
+
 def test_few_descriptors_are_enough_for_many_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = len([*Path("/proc/self/fd").iterdir()])
@@ -65,10 +69,8 @@ def test_those_that_are_silent_are_found_in_every_batch(monkeypatch: pytest.Monk
             waiting.append(socket.socket())
             waiting[-1].setblocking(False)
             waiting[-1].connect_ex(("127.0.9.9", port))
-        start = time.monotonic()
         asked = [*addresses(4), "127.0.9.9", *addresses(6)[4:]]
         assert silent(asked, port) == {"127.0.9.9"}
-        assert time.monotonic() - start < 2
         for each in waiting:
             each.close()
 
