@@ -36,8 +36,8 @@ def with_front(
         front = Front(behind.sockets[0].getsockname()[1], "lab", token, gate, most, routes)
         serving = asyncio.create_task(front.serve(port))
         try:
-            await asyncio.wait_for(up(port), 10)
-            await asyncio.wait_for(test(port, heard), 20)
+            await asyncio.wait_for(up(port), 60)
+            await asyncio.wait_for(test(port, heard), 120)
         finally:
             serving.cancel()
             behind.close()

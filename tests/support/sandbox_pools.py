@@ -62,7 +62,7 @@ class Started:
 
     def ask(self, path: str, token: str = TOKEN, pool: int = 0) -> str:
         headers = {"Authorization": f"Bearer {token}"}
-        with urllib.request.urlopen(urllib.request.Request(f"http://{self.addresses[pool]}{path}", headers=headers), timeout=20) as answer:
+        with urllib.request.urlopen(urllib.request.Request(f"http://{self.addresses[pool]}{path}", headers=headers), timeout=60) as answer:
             return answer.read().decode()
 
     def value(self, name: str) -> float:
@@ -78,18 +78,18 @@ class Started:
         for each in self.processes:
             each.terminate()
         for each in self.processes:
-            each.wait(20)
-        assert not psutil.wait_procs(wardens, timeout=20)[1], "a warden is left"
+            each.wait(60)
+        assert not psutil.wait_procs(wardens, timeout=60)[1], "a warden is left"
 
 
-def playing(started: Started, monkeypatch: pytest.MonkeyPatch, body: Callable[[Pools], Awaitable[None]], wait: float = 20) -> None:
+def playing(started: Started, monkeypatch: pytest.MonkeyPatch, body: Callable[[Pools], Awaitable[None]], wait: float = 60) -> None:
     monkeypatch.setenv(WHERE, started.urls)
 
     async def run() -> None:
         provider = Pools()
         provider.wait = wait
         try:
-            async with asyncio.timeout(90):
+            async with asyncio.timeout(300):
                 await provider.check()
                 await body(provider)
         finally:
@@ -98,7 +98,7 @@ def playing(started: Started, monkeypatch: pytest.MonkeyPatch, body: Callable[[P
     asyncio.run(run())
 
 
-async def until(condition: Callable[[], Any], what: str, seconds: float = 30) -> None:
+async def until(condition: Callable[[], Any], what: str, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not await asyncio.to_thread(condition):
         assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s"

@@ -27,8 +27,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         if self.path == "/die":
             os._exit(3)
-        if self.path == "/slow":
-            time.sleep(1.0)
+        while self.path == "/slow" and not os.path.exists(model + "/go"):
+            time.sleep(0.01)
         said = json.dumps(os.path.basename(model)).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(said)))
@@ -107,9 +107,10 @@ def test_a_newer_export_takes_over_and_the_end_waits_for_what_is_at_work(run):
         answers: list[str] = []
         asking = threading.Thread(target=lambda: answers.append(served.ask("/slow")))
         asking.start()
-        wait_for("a request", lambda: served.service.switch.backend and served.service.switch.backend.at_work, 5, 0.01)
+        wait_for("a request", lambda: served.service.switch.backend and served.service.switch.backend.at_work, 60, 0.01)
+        threading.Timer(0.5, (run / "models/step_4/go").touch).start()
         served.stop()
-        asking.join(5)
+        asking.join(60)
     assert answers == ["step_4"] and served.error is None and not served.thread.is_alive()
 
 

@@ -27,6 +27,7 @@ from cluster_tasks.node.ray import ray_command
 from cluster_tasks.node.settings import read_settings
 from cluster_tasks.ray import ray_cluster, rollout_node
 from fleets.fleet import fleet
+from lab.waiting import wait_for
 from stacks.dstack_api import TaskConfiguration, parse_apply_configuration
 from stacks.errors import UserError
 from stacks.host.change import parse_change
@@ -130,7 +131,7 @@ nodes = [NodeProcess(i, ["sleep", "60"], env, "{tmp_path}", log, "rollout") for 
 file = Path("{tmp_path}/scale.json")
 elastic = Elastic(nodes, file)
 def until(count):
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while len(elastic.running) != count or elastic.stopping:
         assert time.monotonic() < end, elastic
         elastic.poll(time.monotonic()); reap({{}}, {{}}, elastic); time.sleep(0.02)
@@ -142,20 +143,21 @@ while first in elastic.running: reap({{}}, {{}}, elastic); time.sleep(0.02)
 until(2); assert second in elastic.running
 file.write_text('{{"rollout": 0}}'); until(0)
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=Path(__file__).parents[4])
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300, cwd=Path(__file__).parents[4])
 
 
 def test_a_node_that_ignores_its_end_is_killed(tmp_path: Path) -> None:
     elastic = Elastic(
-        [NodeProcess(0, ["sh", "-c", "trap '' TERM; while :; do sleep 1; done"], {}, ".", "/dev/null", "a")], tmp_path / "none"
+        [NodeProcess(0, ["sh", "-c", f"trap '' TERM; touch {tmp_path}/deaf; while :; do sleep 1; done"], {}, ".", "/dev/null", "a")],
+        tmp_path / "none",
     )
     process = subprocess.Popen(elastic.nodes[0].command, start_new_session=True)
     elastic.running[process.pid] = elastic.nodes[0]
-    time.sleep(0.5)  # it ignores SIGTERM from here on
+    wait_for("it to ignore SIGTERM", (tmp_path / "deaf").exists, 60)
     now = time.monotonic()
     elastic.poll(now)
     elastic.poll(now + 1000)
-    assert process.wait(10) == -9
+    assert process.wait(60) == -9
 
 
 @pytest.mark.parametrize(

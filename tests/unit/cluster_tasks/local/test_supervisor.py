@@ -29,7 +29,7 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
     """Starts a supervisor for nodes with these commands and waits until it has started them."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(*commands: str) -> subprocess.Popen[bytes]:
+    def start(*commands: str, stop_seconds: int = 1) -> subprocess.Popen[bytes]:
         nodes = [
             NodeProcess(rank, ["/bin/sh", "-c", command], {"PATH": "/usr/bin:/bin"}, str(tmp_path), str(tmp_path / f"node-{rank}.log"))
             for rank, command in enumerate(commands)
@@ -44,7 +44,7 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
         )
         started.append(process)
         assert process.stdin is not None
-        Plan(nodes=nodes, stop_seconds=1).send(process.stdin)
+        Plan(nodes=nodes, stop_seconds=stop_seconds).send(process.stdin)
         until(lambda: (tmp_path / "supervisor.log").read_text().count("started") == len(commands))
         return process
 
@@ -54,7 +54,7 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
             left.kill()
 
 
-def until(condition: Callable[[], bool], seconds: float = 15) -> None:
+def until(condition: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "not in time"
@@ -72,23 +72,24 @@ def tree(process: subprocess.Popen[bytes], sleeps: int) -> list[psutil.Process]:
 
 
 def assert_gone(processes: list[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=15)
+    _, alive = psutil.wait_procs(processes, timeout=60)
     assert not alive
 
 
-def test_the_head_decides_when_the_cluster_ends_and_with_which_code(launch: Launch) -> None:
-    guard = launch("sleep 0.5; exit 75", WILD)
+def test_the_head_decides_when_the_cluster_ends_and_with_which_code(launch: Launch, tmp_path: Path) -> None:
+    guard = launch("until [ -e go ]; do sleep 0.1; done; exit 75", WILD)
     below = tree(guard, 4)
-    assert guard.wait(15) == 75
+    (tmp_path / "go").touch()
+    assert guard.wait(60) == 75
     assert_gone(below)
 
 
 def test_sigterm_asks_the_head_before_the_workers(launch: Launch, tmp_path: Path) -> None:
     note = "trap 'echo {name} >> order; exit 0' TERM; sleep 300 & wait"
-    guard = launch(note.format(name="head"), note.format(name="worker"))
+    guard = launch(note.format(name="head"), note.format(name="worker"), stop_seconds=60)
     below = tree(guard, 2)
     guard.terminate()
-    assert guard.wait(15) == 0
+    assert guard.wait(60) == 0
     assert (tmp_path / "order").read_text().split() == ["head", "worker"]
     assert_gone(below)
 
@@ -98,7 +99,7 @@ def test_kill_9_of_the_supervisor_leaves_nothing(launch: Launch) -> None:
     below = tree(guard, 6)
     [supervisor] = psutil.Process(guard.pid).children()
     supervisor.kill()
-    guard.wait(15)
+    guard.wait(60)
     assert_gone(below)
 
 
@@ -106,7 +107,7 @@ def test_kill_9_of_the_guard_leaves_nothing(launch: Launch) -> None:
     guard = launch(WILD, WILD)
     below = tree(guard, 6)
     guard.kill()
-    guard.wait(15)
+    guard.wait(60)
     assert_gone(below)
 
 
@@ -118,12 +119,12 @@ def test_the_end_of_the_launcher_is_the_end_of_the_cluster_until_it_lets_go(laun
     os.write(released.stdin.fileno(), b"d")
     released.stdin.close()
     held.stdin.close()
-    held.wait(15)
+    held.wait(60)
     assert_gone(below)
     assert released.poll() is None
     assert all(process.is_running() for process in beyond)
     os.kill(released.pid, signal.SIGTERM)
-    released.wait(15)
+    released.wait(60)
     assert_gone(beyond)
 
 
@@ -132,4 +133,4 @@ def test_a_worker_that_ends_leaves_the_others_alone(launch: Launch, tmp_path: Pa
     until(lambda: "node 1 ended with exit code 3" in (tmp_path / "supervisor.log").read_text())
     assert guard.poll() is None
     guard.terminate()
-    guard.wait(15)
+    guard.wait(60)

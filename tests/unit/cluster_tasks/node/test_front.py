@@ -73,7 +73,7 @@ def test_more_connections_at_work_than_there_may_be_are_told_so() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         assert b"too many connections" in await reader.read()
         kept[0][1].close()
-        while await said(port, WHO) != [b"HTTP/1.1 200 OK"]:  # within the 20 s that a test has
+        while await said(port, WHO) != [b"HTTP/1.1 200 OK"]:  # within the two minutes that a test has
             await asyncio.sleep(0.05)
 
     with_front(test, most=4)

@@ -75,12 +75,12 @@ def test_a_service_is_ready_once_its_path_answers_and_ends_with_the_agent(tmp_pa
 
 
 def test_one_that_is_not_ready_in_time_is_named_with_its_node_and_answer(tmp_path: Path) -> None:
-    here = settings(tmp_path, files=server(tmp_path, health="/absent", timeout=3))
-    with (
-        services.services_of(here) as found,
-        pytest.raises(Failure, match=r"^service files on 127\.0\.0\.2: /absent answers 404: not") as failure,
-    ):
-        found.wait_until_ready()
+    known = server(tmp_path, health="/absent", timeout=3)
+    here = settings(tmp_path, files=known)
+    with services.services_of(here) as found:
+        wait_for("its port", lambda: port_answers("127.0.0.2", known["port"]), 60)
+        with pytest.raises(Failure, match=r"^service files on 127\.0\.0\.2: /absent answers 404: not") as failure:
+            found.wait_until_ready()
     assert failure.value.code == NOT_READY
 
 
@@ -103,7 +103,7 @@ def test_one_that_ends_is_started_again_later_each_time(
             found.poll()
             return caplog.text.count("service loop has ended with code 3") == times
 
-        wait_for("the third end", lambda: ended(3), 20)
+        wait_for("the third end", lambda: ended(3), 60)
         for _ in range(3):
             found.poll()
     assert len((tmp_path / "runs").read_text().splitlines()) == 3
@@ -118,7 +118,7 @@ def test_one_that_ran_for_long_is_started_again_soon(tmp_path: Path, monkeypatch
         running.failures = 5
         assert running.process
         os.kill(running.process.pid, signal.SIGKILL)
-        wait_for("its end", lambda: found.poll() or running.process is None, 20)
+        wait_for("its end", lambda: found.poll() or running.process is None, 60)
         assert running.failures == 1 and running.again - time.monotonic() < 2
 
 
@@ -126,7 +126,7 @@ def test_what_ignores_sigterm_is_killed_with_its_children(tmp_path: Path, monkey
     monkeypatch.setattr(services, "STOP_SECONDS", 0.5)
     here = settings(tmp_path, stubborn={"command": f"trap '' TERM; sleep 60 & echo $! >{tmp_path}/child; wait; sleep 60"})
     with services.services_of(here):
-        child = wait_for("its child", lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text().strip(), 20)
+        child = wait_for("its child", lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text().strip(), 60)
     wait_for(
         "the child's end", lambda: not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2], 20
     )
@@ -145,7 +145,7 @@ def test_no_job_is_let_in_while_a_service_is_waited_for(tmp_path: Path) -> None:
 
     with subprocess.Popen(command) as front:
         try:
-            wait_for("the port", lambda: port_answers("127.0.0.1", port), 20)
+            wait_for("the port", lambda: port_answers("127.0.0.1", port), 60)
             who = f"{identity.PATH}?nonce={'0' * 16}"
             assert asked("GET", who) == asked("POST", "/api/jobs/") == (503, "waiting for service search on 10.0.0.2")
             assert asked("GET", "/api/v0/nodes") == (503, "Service Unavailable"), "the head asks Ray itself, which is not there"
@@ -213,6 +213,6 @@ def test_a_service_goes_on_writing_into_a_log_that_was_cut(tmp_path: Path, monke
             found.poll()
             return running.output.with_suffix(".log.1").exists()
 
-        wait_for("a cut", cut, 20)
-        wait_for("lines after it", lambda: 0 < running.output.stat().st_size < 100000, 20)
+        wait_for("a cut", cut, 60)
+        wait_for("lines after it", lambda: 0 < running.output.stat().st_size < 100000, 60)
         assert set(running.output.read_text().split()) == {"line"}, "no hole in it"

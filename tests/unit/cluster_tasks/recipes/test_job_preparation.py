@@ -19,7 +19,7 @@ from cluster_tasks.recipes.job.process import JobError
 MAKER = "import sys, pathlib; open(sys.argv[2], 'a').write('x'); pathlib.Path(sys.argv[1]).write_text('made')"
 
 
-def step(folder: Path, program: str = MAKER, timeout: float = 30) -> dict[str, Any]:
+def step(folder: Path, program: str = MAKER, timeout: float = 120) -> dict[str, Any]:
     command = [sys.executable, "-c", program, "{part}", str(folder / "count")]
     return {"name": "data", "command": command, "creates": str(folder / "made/data"), "timeout": timeout}
 
@@ -72,18 +72,18 @@ def test_an_owner_that_is_silent_is_dead_and_its_half_is_removed(tmp_path: Path,
 
 def test_an_owner_that_beats_is_waited_for(tmp_path: Path) -> None:
     """Longer than one is dead that does not."""
-    slow = MAKER + "; import time; time.sleep(2)"
+    slow = MAKER + "; import time; time.sleep(8)"
     first = threading.Thread(target=prepare, args=(step(tmp_path, slow),), kwargs={"beat": 0.05})
     first.start()
     while not (tmp_path / "made/.data.lock").exists():
         assert first.is_alive()
-    prepare(step(tmp_path), dead=1)
+    prepare(step(tmp_path), dead=5)
     first.join()
     assert (tmp_path / "count").read_text() == "x"
 
 
 def test_who_is_at_work_says_so_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
-    said, deadline = "", time.monotonic() + 30
+    said, deadline = "", time.monotonic() + 120
     with telling("data", 1800, every=0.01):
         while not said:
             assert time.monotonic() < deadline
@@ -128,7 +128,7 @@ def test_a_lock_that_was_taken_is_neither_written_nor_removed_by_its_first_owner
     with held(lock, 0.02, lost.set) as ours:
         assert ours
         lock.write_text("another\n")
-        assert lost.wait(10)
+        assert lost.wait(60)
     assert lock.read_text() == "another\n"
 
 

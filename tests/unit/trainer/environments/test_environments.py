@@ -237,7 +237,7 @@ def test_without_a_whole_round_it_returns_with_the_first_and_at_the_end_of_its_s
     made.begin(jobs(tokenizer, "0=", "1="))
     assert [each.key for each in made.advance(whole=False)[0]] == [(0, 0)]
     begin = time.monotonic()
-    assert made.advance(whole=False) == ([], []) and time.monotonic() - begin < 5
+    assert made.advance(whole=False) == ([], []) and time.monotonic() - begin < 100
     made.drop(1)
     made.drop(0)
     assert made.advance(whole=True) == ([], []) and not made.tasks
@@ -248,10 +248,10 @@ def test_seconds_stand_still_while_the_policy_writes(tokenizer):
         await policy.generate(row["prompt"])
         return 1.0
 
-    made = runner(tokenizer, patient, seconds=0.3)
+    made = runner(tokenizer, patient, seconds=3)
     made.begin(jobs(tokenizer, "0="))
     asked, _ = made.advance(whole=True)
-    time.sleep(0.6)
+    time.sleep(4)
     made.answer({each.name: turn(tokenizer, "5") for each in asked})
     [ended] = made.advance(whole=True)[1]
     assert ended.mistake is None and ended.reward == 1

@@ -58,7 +58,7 @@ def test_a_sign_tells_what_was_asked_for_and_does_not_wait_for_it(tmp_path, monk
 
     def slow() -> dict[str, int]:
         if (number := next(answers)) == 2:
-            free.wait(10)
+            free.wait(300)
         return {"asked": number}
 
     with alive.signs(), alive.asking(slow):

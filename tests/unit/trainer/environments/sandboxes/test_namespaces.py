@@ -63,8 +63,8 @@ def test_folder_variables_files_and_background_processes_stay_from_command_to_co
 def test_a_command_that_takes_too_long_ends_with_all_of_its_session_and_the_sandbox_goes_on():
     async def body(machine: NamespaceMachine) -> None:
         began = time.monotonic()
-        result = await machine.exec("echo before; sleep 61 | sleep 62", timeout=0.3)
-        assert result.timed_out and result.code == -9 and result.stdout == "before\n" and time.monotonic() - began < 10
+        result = await machine.exec("echo before; sleep 61 | sleep 62", timeout=3)
+        assert result.timed_out and result.code == -9 and result.stdout == "before\n" and time.monotonic() - began < 50
         assert (await machine.exec("pgrep -c sleep")).stdout == "0\n"
 
     sandboxed(body)

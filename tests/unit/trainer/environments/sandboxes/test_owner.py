@@ -33,7 +33,7 @@ def test_what_is_being_sent_when_an_end_is_closed_is_an_error_and_no_wait(who):
         assert not sending.done()
         channel.close() if who == "this" else other.close()
         with pytest.raises(ConnectionError):
-            await asyncio.wait_for(sending, 5)
+            await asyncio.wait_for(sending, 60)
         other.close()
         with pytest.raises(ConnectionError):
             await channel.send({"do": "write"})
@@ -60,7 +60,7 @@ def test_descriptors_that_wait_for_room_are_an_error_when_the_end_is_closed():
         await asyncio.sleep(0.05)
         channel.close()
         with pytest.raises(ConnectionError):
-            await asyncio.wait_for(sending, 5)
+            await asyncio.wait_for(sending, 60)
         other.close()
 
     asyncio.run(body())
@@ -80,7 +80,7 @@ def test_a_warden_that_cannot_be_started_leaves_nothing_and_may_be_started_later
             patch.setattr(sys, "executable", "/nowhere/python")
             for _ in range(2):
                 with pytest.raises(Failed, match=r"cannot be started: .*No such file"):
-                    await asyncio.wait_for(owner.start(), 5)
+                    await asyncio.wait_for(owner.start(), 60)
         assert descriptors() == before and not [*tmp_path.iterdir()]
         await owner.start()
         owner.close()
@@ -98,7 +98,7 @@ def test_a_warden_that_ends_right_after_its_first_word_is_said_to_have_ended():
         owner.channel.close()
         owner._lost()
         with pytest.raises(Failed, match=r"the process that holds the sandboxes has ended"):
-            await asyncio.wait_for(starting, 5)
+            await asyncio.wait_for(starting, 60)
         owner.close()
 
     asyncio.run(body())
@@ -111,7 +111,7 @@ def test_who_has_the_number_of_a_sandbox_that_has_ended_is_left_alone(monkeypatc
 
     monkeypatch.setattr(warden, "GROUP_SECONDS", 0.2)
     mine, other = socket.socketpair()
-    with mine, other, subprocess.Popen(["sleep", "60"]) as stranger:
+    with mine, other, subprocess.Popen(["sleep", "600"]) as stranger:
         try:
             held = warden.Warden(mine)
             for until in (time.monotonic() + 60, None):
@@ -120,6 +120,6 @@ def test_who_has_the_number_of_a_sandbox_that_has_ended_is_left_alone(monkeypatc
                 if until:
                     held.close()
                     assert stranger.poll() is None
-            assert stranger.wait(5) == -signal.SIGKILL, "a sandbox that has not ended is ended"
+            assert stranger.wait(60) == -signal.SIGKILL, "a sandbox that has not ended is ended"
         finally:
             stranger.kill()

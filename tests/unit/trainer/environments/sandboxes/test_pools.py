@@ -67,10 +67,10 @@ def test_episodes_that_wait_for_room_hold_up_none_of_those_that_have_it(started,
         await asyncio.sleep(0.3)
         return float((await policy.sandbox.exec("echo 1")).stdout)
 
-    limits = Limits(turns=9, turn_tokens=5, tokens=50, seconds=15)
+    limits = Limits(turns=9, turn_tokens=5, tokens=50, seconds=120)
     runner = Runner(Reward("mine", rollout, batched=False, awaited=True), tokenizer, limits, sandboxes=sandboxes)
     runner.begin([Job((i, 0), Prompt(i, [1], {}), 3) for i in range(7)])
-    ended, most, deadline = [], 0, time.monotonic() + 60
+    ended, most, deadline = [], 0, time.monotonic() + 240
     while runner.tasks:
         assert time.monotonic() < deadline
         asked, more = runner.advance(whole=True)
