@@ -148,7 +148,7 @@ def test_a_sandbox_ends_with_a_driver_that_was_killed(engine: str) -> None:
         assert driver.stdout and driver.stdout.readline() == "made\n"
         assert there(engine) != ""
         driver.kill()
-    wait_for("the sandbox to be gone", lambda: there(engine) == "", 30)
+    wait_for("the sandbox to be gone", lambda: there(engine) == "", 120)
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def test_a_process_that_computes_or_waits_for_long_is_not_taken_for_a_silent_one
 
 
 def until(happened: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not happened() and time.monotonic() < deadline:
         time.sleep(0.05)
     return happened()

@@ -116,7 +116,7 @@ def test_an_engine_joins_mid_run_serves_and_is_drained(tiny_model, tmp_path, clu
         gcs = GcsClient(address=cluster.address)
         reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")  # type: ignore[attr-defined]
         assert gcs.drain_node(node.node_id, reason, "it is taken", (time.time_ns() // 1_000_000) + 60_000)[0]
-        wait_for("its end", lambda: name not in json.loads((tmp_path / elastic.FILE).read_text())["engines"], 20)
+        wait_for("its end", lambda: name not in json.loads((tmp_path / elastic.FILE).read_text())["engines"], 50)
 
     script = Script(act)
     code = train_ppo.train(config, tmp_path)

@@ -86,10 +86,10 @@ def test_a_run_makes_room_and_comes_back_with_the_same_bits_though_the_queue_is_
     queue.submit(
         "test", Job("high", ["python", "-c", "import time; time.sleep(2)"]), {"priority": 90, "sizes": [{"cpus": 3}], "driver": True}, env
     )
-    wait_for("low to pause", lambda: state(queue, "low") != "running", 30)
+    wait_for("low to pause", lambda: state(queue, "low") != "running", 120)
     [killed] = services(cluster)
     os.kill(killed.pid, signal.SIGKILL)
-    wait_for("the queue's next process", lambda: any(each.pid != killed.pid for each in services(cluster)), 30)
+    wait_for("the queue's next process", lambda: any(each.pid != killed.pid for each in services(cluster)), 120)
 
     def ended() -> bool:
         try:
@@ -148,7 +148,7 @@ def test_a_job_that_fails_says_its_last_words_and_one_is_held_and_released(queue
     assert queue.job("wrong")["reason"] == "exit code 1: no such thing"
     sleeps = Job("sleeps", ["python", "-c", "import time; time.sleep(600)"])
     queue.submit("test", sleeps, {"sizes": [{"cpus": 1}], "driver": True}, env)
-    wait_for("sleeps to run", lambda: state(queue, "sleeps") == "running", 30)
+    wait_for("sleeps to run", lambda: state(queue, "sleeps") == "running", 120)
     time.sleep(2)
     assert queue.do("sleeps", "hold")["state"] == "pausing"
     wait_for("sleeps to be held", lambda: state(queue, "sleeps") == "held", 60)

@@ -166,8 +166,8 @@ def test_a_port_in_use_is_an_error_that_names_its_owner_and_the_setting(fresh: C
 
 
 def test_ray_killed_on_a_worker_is_said_at_once_and_started_again(shared: Cluster) -> None:
-    [raylet] = [p for p in shared.processes() if command(p)[0].endswith("/raylet") and "127.0.0.3" in " ".join(command(p))]
-    raylet.kill()
+    found = [p for p in shared.processes() if command(p)[0].endswith("/raylet") and "127.0.0.3" in " ".join(command(p))]
+    min(found, key=psutil.Process.create_time).kill()  # a child that it has just forked has its words until it has its own
     wait_for("the head says which node is lost", lambda: "lost node 1 (127.0.0.3)" in shared.log("node-0"), 60)
     wait_for("the node is back", lambda: "node 1 (127.0.0.3) is back" in shared.log("node-0"), 60)
     assert shared.local("status").returncode == 0
@@ -212,7 +212,7 @@ def test_kill_9_of_the_supervisor_takes_jobs_and_ray_with_it(fresh: Cluster) -> 
     cluster = Cluster(cluster.file, found)
     # A job with a child that has left its session, as daemons do.
     assert cluster.job("python", "-c", "import subprocess; subprocess.run(['setsid', 'sleep', '300'])", flags=DETACHED).returncode == 0
-    wait_for("the job runs", lambda: any(p.name() == "sleep" for p in cluster.processes()), 30)
+    wait_for("the job runs", lambda: any(p.name() == "sleep" for p in cluster.processes()), 120)
     guard, *below = cluster.processes()
     [supervisor] = guard.children()
     supervisor.kill()
@@ -232,12 +232,12 @@ def test_down_lets_a_job_save_and_leaves_nothing(fresh: Cluster) -> None:
         "signal.signal(signal.SIGTERM, save); open(runs + '/running', 'w').close(); time.sleep(300)"
     )
     assert cluster.job("python", "-c", job, flags=DETACHED).returncode == 0
-    wait_for("the job runs", (cluster.root / "runs/running").exists, 30)
+    wait_for("the job runs", (cluster.root / "runs/running").exists, 120)
     everything = cluster.processes()
     done = cluster.local("down")
     assert done.returncode == 0, done.stdout
     assert (cluster.root / "runs/saved").exists()  # 5 s, which is more than Ray gives by default
-    assert_nothing_left(cluster, everything, seconds=1)
+    assert_nothing_left(cluster, everything, seconds=10)
     assert not ray_folder(cluster.root).exists()
     assert list((cluster.root / "logs/ray-0").glob("gcs_server*"))  # Ray's logs are kept
     assert cluster.local("down").returncode == 0

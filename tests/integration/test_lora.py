@@ -37,7 +37,7 @@ def whole(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def once(happened: Callable[[], bool], act: Callable[[], object], seconds: float = 120) -> threading.Thread:
+def once(happened: Callable[[], bool], act: Callable[[], object], seconds: float = 400) -> threading.Thread:
     def watch() -> None:
         deadline = time.monotonic() + seconds
         while not happened() and time.monotonic() < deadline:

@@ -61,7 +61,7 @@ def test_jobs_find_the_service_of_their_own_node_ready(cluster: Cluster) -> None
 def test_one_that_was_killed_is_started_again(cluster: Cluster) -> None:
     first, second = servers(cluster)
     first.kill()
-    wait_for("another", lambda: len({*servers(cluster)} - {first, second}) == 1 and len(servers(cluster)) == 2, 30)
+    wait_for("another", lambda: len({*servers(cluster)} - {first, second}) == 1 and len(servers(cluster)) == 2, 120)
     log = cluster.log("node-0") + cluster.log("node-1")
     assert "service search has ended with code -9" in log
     done = cluster.job("python", "-c", ASK)

@@ -46,7 +46,7 @@ def _start(cpus: int, **more: Any) -> None:
 def until_gone() -> None:
     """Until Ray has ended all processes of a run, which it does some time after their placement group was given back."""
     gc.collect()  # as long as the run's error has a traceback with handles of them, this process takes their names for taken
-    wait_for("the end of all processes", lambda: not ray.util.list_named_actors(), 30, every=0.05)
+    wait_for("the end of all processes", lambda: not ray.util.list_named_actors(), 120, every=0.05)
 
 
 def stop_process(name: str, number: int = signal.SIGSTOP) -> None:
@@ -67,7 +67,7 @@ def after_step(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], obj
     monkeypatch.setattr(Metrics, "log", logged)
 
 
-def when(happened: Callable[[], bool], act: Callable[[], object], seconds: float = 120) -> threading.Thread:
+def when(happened: Callable[[], bool], act: Callable[[], object], seconds: float = 400) -> threading.Thread:
     """Do `act` in the background as soon as something has happened."""
 
     def watch() -> None:

@@ -109,7 +109,7 @@ def test_nothing_of_it_is_left_when_its_command_is_killed(served, tmp_path):
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout and process.stdout.readline() == "up\n"
         process.kill()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while str(tmp_path) in subprocess.run(["ps", "-eww", "-o", "args"], capture_output=True, text=True, check=True).stdout:
         assert time.monotonic() < deadline, "the page or the front goes on without its command"
         time.sleep(0.2)

@@ -56,7 +56,7 @@ def test_the_reason_is_the_last_error_that_names_something():
 def test_an_engine_that_ends_says_why(capfd):
     engine = Engine()
     engine.start(["python", "-c", "import os; raise ValueError(os.environ['VLLM_API_KEY'][:3] + ' is wrong')"], "abcdef", True)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while (why := engine.ended()) is None or "is wrong" not in why:
         assert time.monotonic() < deadline, why
         time.sleep(0.02)

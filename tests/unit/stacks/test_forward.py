@@ -47,7 +47,7 @@ def command(tmp_path: Path, port: int) -> str:
 
 
 def until(what: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not what():
         if time.monotonic() > deadline:
             return False

@@ -70,7 +70,7 @@ def test_a_request_to_stop_reaches_the_driver_and_is_the_end(tmp_path):
     )
     command = [sys.executable, "-m", "trainer.supervise", "--", sys.executable, "-c", driver]
     with subprocess.Popen(command, cwd=Path(__file__).parents[3], env=os.environ) as supervisor:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not ready.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         supervisor.send_signal(signal.SIGTERM)

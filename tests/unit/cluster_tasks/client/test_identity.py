@@ -75,7 +75,7 @@ def front(ray: int, token: str | None, stack: str = "onprem", gate: Path | None 
     command += ["--gate", str(gate)] if gate else []
     with subprocess.Popen(command, env=env) as process:
         try:
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 120
             while not port_answers("127.0.0.1", port):
                 assert time.monotonic() < deadline
                 time.sleep(0.02)

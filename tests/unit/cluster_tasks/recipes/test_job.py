@@ -141,7 +141,7 @@ def test_the_folder_of_a_job_that_was_killed_is_taken_over(tmp_path: Path) -> No
 
 
 def wait_for(file: Path) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not file.exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -65,7 +65,7 @@ def records(file: Path) -> Iterator[Any]:
 
 def whole(file: Path) -> list[Any]:
     """Its records once the last one is there: W&B's own process writes them, and finishes a moment after the run is closed."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not (found := [*records(file)]) or not found[-1].HasField("exit"):
         assert time.monotonic() < deadline, [record.WhichOneof("record_type") for record in found]
         time.sleep(0.05)

@@ -49,7 +49,7 @@ def test_a_program_that_never_ends_is_ended_with_all_that_it_started(tmp_path):
     assert code(text, {"answer": RUNS}, seconds=5) == 0.0
     assert time.monotonic() - begun < 60
     pid = int(file.read_text())
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while Path(f"/proc/{pid}/stat").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
         assert time.monotonic() < deadline, "its child lives on"
         time.sleep(0.05)

@@ -46,7 +46,7 @@ def test_the_image_of_a_fork_goes_with_it_and_not_only_with_the_run(played):
             machine = await provider.create(Spec(image="a"))
             fork = await machine.fork()
             fork.close()
-            until = time.monotonic() + 20
+            until = time.monotonic() + 120
             while not calls(played)[-1].startswith("rmi"):
                 assert time.monotonic() < until, calls(played)
                 await asyncio.sleep(0.05)

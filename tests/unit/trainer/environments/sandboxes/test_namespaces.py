@@ -164,7 +164,7 @@ def test_many_are_made_and_closed_and_nothing_is_left():
             assert all(result.code == 0 for result in found)
             for machine in machines:
                 machine.close()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while provider.machines:
                 await asyncio.sleep(0.02)
         groups = limits.found()
@@ -199,7 +199,7 @@ def test_an_owner_that_is_killed_takes_its_sandboxes_along(tmp_path):
         assert folder.is_dir() and folder.stat().st_mode & 0o077 == 0
         assert _runs("sleep 61234")
         owner.send_signal(signal.SIGKILL)
-    until = time.monotonic() + 20
+    until = time.monotonic() + 120
     while _runs("sleep 61234") or folder.exists():
         assert time.monotonic() < until, "its commands still run, or its folder is there"
         time.sleep(0.05)

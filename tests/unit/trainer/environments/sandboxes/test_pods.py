@@ -45,7 +45,7 @@ def playing(body: Callable[[Pods], Awaitable[None]]) -> None:
 
 
 def wait_for(what: str, condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.1)
