@@ -91,7 +91,7 @@ class CloudLab(Lab):
         node = Host(FIRST + len(self.controls), self.folder, self.switch)
         self.controls.append(node)
         with self.switch.network():
-            wait_for(f"SSH on {node.name}", lambda: socket.create_connection((node.address, 22), 1), 60).close()
+            wait_for(f"SSH on {node.name}", lambda: socket.create_connection((node.address, 22), 1), 180).close()
         agents = f"http://{self.switch.address}:{FILES_PORT}"
         settings = {
             "DSTACK_SHIM_DOWNLOAD_URL": f"{agents}/dstack-shim",

@@ -54,10 +54,10 @@ class Machine:
             start_new_session=True,
         )
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        self.pid = int(wait_for(f"{name} to start", lambda: children.read_text().split(), 20)[0])  # its pid 1, seen from here
+        self.pid = int(wait_for(f"{name} to start", lambda: children.read_text().split(), 180)[0])  # its pid 1, seen from here
         self.end = os.pidfd_open(self.pid)  # can be read once it and all of its processes have ended
         own = Path("/proc/thread-self/ns/net").readlink()
-        wait_for(f"{name} to start", lambda: Path(f"/proc/{self.pid}/ns/net").readlink() != own, 20)
+        wait_for(f"{name} to start", lambda: Path(f"/proc/{self.pid}/ns/net").readlink() != own, 180)
         self.enter = ["nsenter", "-t", str(self.pid), "-m", "-p", "-u", "-i", "-n", "--"]
 
     def boot(self) -> None:
@@ -72,7 +72,7 @@ class Machine:
     def power_off(self) -> None:
         """The power cord: everything on it ends at once."""
         self.process.kill()
-        self.process.wait(20)
+        self.process.wait(120)
         assert select.select([self.end], [], [], 60)[0], f"{self.name} did not end"
 
     def start(self, *command: str, cwd: Path, environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
@@ -117,7 +117,7 @@ def interrupt(process: subprocess.Popen[bytes], number: int = signal.SIGINT) -> 
     """Signals a process of `Machine.start`, as Ctrl-C does its group; its exit code."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
-    return process.wait(60)
+    return process.wait(180)
 
 
 class Host(Machine):
@@ -140,10 +140,10 @@ class Host(Machine):
 
     def ready(self, image: Path, tag: str, path: str) -> None:
         """Docker and SSH answer, and the image is there."""
-        wait_for(f"Docker on {self.name}, see {self.folder}/init.log", self.docker_answers, 60)
+        wait_for(f"Docker on {self.name}, see {self.folder}/init.log", self.docker_answers, 180)
         self.docker("import", "--change", f"ENV PATH={path}", str(image), tag)
         with self.laptop.network():
-            wait_for(f"SSH on {self.name}", lambda: socket.create_connection((self.address, 22), 1), 60).close()
+            wait_for(f"SSH on {self.name}", lambda: socket.create_connection((self.address, 22), 1), 180).close()
 
     def docker_answers(self) -> bool:
         return subprocess.run(["docker", "-H", self.docker_socket, "info"], capture_output=True, check=False).returncode == 0

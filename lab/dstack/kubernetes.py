@@ -59,7 +59,7 @@ class Kubernetes(Anywhere):
         }
 
     def wait_server(self) -> None:
-        wait_for("the cluster's API", lambda: self.get("/objects", f"http://127.0.0.1:{PORT}").status == 200, 30)
+        wait_for("the cluster's API", lambda: self.get("/objects", f"http://127.0.0.1:{PORT}").status == 200, 180)
 
     def objects(self, kind: str) -> list[dict[str, Any]]:
         """What is in the cluster."""

@@ -252,7 +252,7 @@ class Lab:
         """States of a fleet's instances."""
         return [instance["status"] for instance in self.api("fleets/get", name=fleet)["instances"]]
 
-    def fleet(self, name: str = "lab", timeout: float = 240) -> None:
+    def fleet(self, name: str = "lab", timeout: float = 400) -> None:
         """Applies the rendered fleet and waits until its instances are idle."""
         self.must(f"dstack apply -y -d -f build/{name}/{name}.fleet.dstack.yml")
         wait_for(f"fleet {name} idle", lambda: set(self.instances(name)) == {"idle"}, timeout, 0.5)
@@ -302,7 +302,7 @@ class Lab:
 
     def stop(self, run: str) -> None:
         self.must(f"dstack stop -y {run}")
-        self.wait_run(run, *ENDED, timeout=200)
+        self.wait_run(run, *ENDED, timeout=400)
 
     def tidy(self) -> None:
         """Every host on and reached, no run left, the stack as it was first."""
@@ -315,7 +315,7 @@ class Lab:
         self.wait_idle(timeout=300)
         self.stack()
 
-    def wait_idle(self, fleet: str = "lab", timeout: float = 120) -> None:
+    def wait_idle(self, fleet: str = "lab", timeout: float = 300) -> None:
         """Until the hosts are free again, and no container is left on them."""
         wait_for(f"fleet {fleet} idle", lambda: set(self.instances(fleet)) == {"idle"}, timeout, 0.5)
         wait_for("containers gone", lambda: not any(host.containers() for host in self.hosts), timeout, 0.5)

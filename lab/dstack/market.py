@@ -85,7 +85,7 @@ class Market(Anywhere):
         self.environment |= {variable: f"key of {cloud}" for cloud, variable in KEYS.items()}
 
     def wait_server(self) -> None:
-        wait_for("the clouds", lambda: self.get("/", f"http://127.0.0.1:{PORT}").status == 200, 30)
+        wait_for("the clouds", lambda: self.get("/", f"http://127.0.0.1:{PORT}").status == 200, 180)
 
     def rented(self) -> dict[str, list[str]]:
         """Addresses of the machines that each cloud has lent out."""

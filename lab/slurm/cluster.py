@@ -53,7 +53,7 @@ class Cluster:
     def _write(self, name: str, text: str) -> None:
         (self.folder / name).write_text(text)
 
-    def start(self, seconds: float = 60) -> Cluster:
+    def start(self, seconds: float = 240) -> Cluster:
         """Raises RuntimeError with the daemons' last words where the nodes are not idle in time."""
         own = ["unshare", "--mount", "--net", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
         hub = ["bash", str(HERE / "hub.sh"), str(self.folder), str(self.nodes), str(HERE)]
@@ -71,13 +71,13 @@ class Cluster:
 
     def stop(self) -> None:
         self.process.kill()  # unshare takes its namespace, and so everything in it, along
-        self.process.wait(30)
+        self.process.wait(120)
 
     def idle(self) -> int:
         return int(self.run("sinfo -h -t idle -p gpu -o %D", check=False).stdout.strip() or 0)
 
     def run(
-        self, command: str, *, check: bool = True, folder: Path | None = None, env: Mapping[str, str] = {}, seconds: float = 120
+        self, command: str, *, check: bool = True, folder: Path | None = None, env: Mapping[str, str] = {}, seconds: float = 300
     ) -> subprocess.CompletedProcess[str]:
         """A shell command on the login node."""
         inside = ["nsenter", "-t", self._init(), "-m", "-n", "-u", "-p", f"--wd={folder or self.folder}", "bash", "-c", command]
@@ -130,6 +130,6 @@ class Cluster:
         words = self.run(f"scontrol show job {job} -o").stdout.split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
-    def ended(self, job: str, seconds: float = 180) -> dict[str, str]:
+    def ended(self, job: str, seconds: float = 400) -> dict[str, str]:
         wait_for(f"the end of job {job}", lambda: self.state(job)["JobState"] in ENDED, seconds)
         return self.state(job)

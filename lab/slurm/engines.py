@@ -35,6 +35,6 @@ def start(cluster: Cluster, engine: str, nodes: tuple[str, ...]) -> dict[str, st
     for node in nodes:
         if engine == "docker":
             cluster.on(node, DOCKERD)
-            wait_for(f"Docker on {node}", lambda node=node: cluster.on(node, "docker info", env=env, check=False).returncode == 0, 60)
+            wait_for(f"Docker on {node}", lambda node=node: cluster.on(node, "docker info", env=env, check=False).returncode == 0, 180)
         cluster.on(node, f"{engine} import {image} {IMAGE}", env=env)
     return env

@@ -61,7 +61,7 @@ def test_a_new_control_node_takes_over_all_that_the_old_one_knew(cloud: CloudLab
     cloud.lose_control()
     assert cloud.user("curl -fsS --max-time 5 http://127.0.0.1:3000/healthcheck").returncode != 0
     cloud.boot_control()
-    wait_for("the new server to answer", lambda: cloud.get("/healthcheck").status == 200, 120)
+    wait_for("the new server to answer", lambda: cloud.get("/healthcheck").status == 200, 240)
     fleet, run = cloud.api("fleets/get", name="lab"), cloud.api("runs/get", run_name="ray")
     assert (fleet["id"], [each["id"] for each in fleet["instances"]]) == (before[0]["id"], [each["id"] for each in before[0]["instances"]])
     assert run["id"] == before[1]["id"]

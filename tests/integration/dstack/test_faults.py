@@ -97,7 +97,7 @@ def test_a_cut_link_ends_the_run_with_a_reason_on_both_sides(cluster: Lab):
     with next_attempt(cluster) as took:
         host.link(up=False)
         assert ended(cluster, attempt, took) == 75
-        wait_for("the agent on the cut host to end itself", lambda: not host.agents(), 100)
+        wait_for("the agent on the cut host to end itself", lambda: not host.agents(), 180)
         took("worker ended")
         host.link(up=True)
 
@@ -154,9 +154,9 @@ def test_a_host_without_power_is_waited_for(cluster: Lab):
 def test_a_run_survives_a_restart_of_the_server(cluster: Lab):
     attempt = cluster.jobs("ray")[0]["submission"]
     cluster.laptop.sh("pkill -KILL -f '[d]stack server'")
-    cluster.server.wait(30)
+    cluster.server.wait(240)
     job = cluster.start(f"{SUBMIT} python hog.py 1 1", "job.log")
-    assert job.wait(100) != 0, "nothing is forwarded"
+    assert job.wait(240) != 0, "nothing is forwarded"
     cluster.start_server()
     cluster.wait_server()
     with cluster.attached("ray"):
@@ -179,7 +179,7 @@ def test_a_full_disk_is_said_in_one_line(cluster: Lab):
     host = cluster.host("ray", 1)
     host.sh("fallocate -l $(($(df --output=avail -B1 /var/lib/docker | tail -1) - 1000000)) /var/lib/docker/full")
     try:
-        wait_for("the agent's word", lambda: "disk full: /tmp" in cluster.logs("ray", 1), 120, 1)
+        wait_for("the agent's word", lambda: "disk full: /tmp" in cluster.logs("ray", 1), 240, 1)
     finally:
         host.sh("rm /var/lib/docker/full")
 
@@ -190,7 +190,7 @@ def test_a_kill_for_memory_is_said_and_fails_the_job(cluster: Lab):
     with cluster.attached("ray"):
         failed = cluster.user(f"{SUBMIT} python hog.py 1500 1")
     assert failed.returncode == 1, failed.stdout
-    wait_for("the agent's word", lambda: "out of memory: the kernel killed" in cluster.logs("ray", 1), 120, 1)
+    wait_for("the agent's word", lambda: "out of memory: the kernel killed" in cluster.logs("ray", 1), 240, 1)
     host.limit_memory(spare_mb=None)
 
 

@@ -42,7 +42,7 @@ def test_a_cluster_of_pods_takes_jobs_through_the_jump_pod_keeps_files_on_its_cl
         cluster.must(f'. build/kube/env.sh && ray job submit --address http://localhost:8265 -- python -c "{job}"')
     assert (cluster.shared / "claims" / CLAIM / "seen").read_text() == "2"
     cluster.stop("ray")
-    wait_for("its pods to be gone", lambda: not jobs(cluster), 120, 1)
+    wait_for("its pods to be gone", lambda: not jobs(cluster), 240, 1)
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,8 @@ def test_gpus_are_asked_for_by_the_nodes_labels(cluster: Kubernetes, gpu: dict[s
     cluster.stack(vendor, fleets=[{"name": vendor, "nodes": 1, "gpu": gpu}])
     cluster.must(f"dstack apply -y -d -f build/{vendor}/{vendor}.fleet.dstack.yml")
     cluster.must(f". build/{vendor}/env.sh && dstack apply -y -d -f build/{vendor}/ray-cluster.dstack.yml")
-    (head,) = wait_for("its pod", lambda: jobs(cluster), 120, 1)
+    (head,) = wait_for("its pod", lambda: jobs(cluster), 240, 1)
     assert head["spec"]["nodeName"] == vendor
     assert head["spec"]["containers"][0]["resources"]["requests"][resource] == "8"
     cluster.must("dstack stop -x -y ray")
-    wait_for("its pod to be gone", lambda: not jobs(cluster), 120, 1)
+    wait_for("its pod to be gone", lambda: not jobs(cluster), 240, 1)

@@ -66,13 +66,13 @@ def test_a_recipe_runs_on_every_node_and_resumes(cluster: Lab):
 
 def test_a_lost_connection_is_made_again_and_no_line_is_lost_or_printed_twice(cluster: Lab):
     cluster.start(f"{LAUNCH} --name counted -- sh -c '{COUNT}'; echo exit code $?", "launch.log")
-    wait_for("the job's output", lambda: "tick 3\n" in text(cluster, "launch.log"), 120)
+    wait_for("the job's output", lambda: "tick 3\n" in text(cluster, "launch.log"), 240)
     assert cluster.user("pkill -f 'ssh.*localhost:8265'").returncode == 0
-    wait_for("the connection made again", lambda: "connecting again" in text(cluster, "launch.log"), 120)
+    wait_for("the connection made again", lambda: "connecting again" in text(cluster, "launch.log"), 240)
     seen = text(cluster, "launch.log").count("tick ")
-    wait_for("more output", lambda: text(cluster, "launch.log").count("tick ") > seen + 3, 120)
+    wait_for("more output", lambda: text(cluster, "launch.log").count("tick ") > seen + 3, 240)
     cluster.must("pkill -INT -f '^python.*launch lab --name counted'")
-    wait_for("the end of the watching", lambda: "exit code 130\n" in text(cluster, "launch.log"), 60)
+    wait_for("the end of the watching", lambda: "exit code 130\n" in text(cluster, "launch.log"), 240)
     ticks = [int(line.split()[1]) for line in text(cluster, "launch.log").splitlines() if line.startswith("tick ")]
     assert ticks == list(range(1, len(ticks) + 1))
     assert "counted goes on; to watch it again: flotilla launch lab --attach counted" in text(cluster, "launch.log")
@@ -82,23 +82,23 @@ def test_a_lost_connection_is_made_again_and_no_line_is_lost_or_printed_twice(cl
     assert [machine["status"] for machine in status["machines"]] == ["busy", "busy"]
 
     again = cluster.start(f"exec {LAUNCH} --attach counted", "again.log")
-    wait_for("its output from the start", lambda: "tick 3\n" in text(cluster, "again.log"), 120)
+    wait_for("its output from the start", lambda: "tick 3\n" in text(cluster, "again.log"), 240)
     status = json.loads(cluster.must(f"{STATUS} --json"))
     assert status["ray_nodes"] == 2
     assert {job["name"]: job["status"] for job in status["jobs"]}["counted"] == "RUNNING"
     cluster.must(". build/lab/env.sh; ray job stop counted")
-    assert again.wait(120) != 0, "a stopped job has not succeeded"
+    assert again.wait(240) != 0, "a stopped job has not succeeded"
 
 
 def test_ctrl_c_at_a_terminal_asks_and_stops_the_job(cluster: Lab):
     person = cluster.typed(f"{LAUNCH} --name asked -- sh -c '{COUNT}'", "typed.log")
     assert person.stdin
-    wait_for("the job's output", lambda: "tick 3\n" in text(cluster, "typed.log"), 120)
+    wait_for("the job's output", lambda: "tick 3\n" in text(cluster, "typed.log"), 240)
     for keys, then in ((b"\x03", "or [s]top it?"), (b"s\n", "asked asked to save and stop")):
         person.stdin.write(keys)
         person.stdin.flush()
         wait_for(then, lambda: then in text(cluster, "typed.log"), 60)  # noqa: B023 - it is called at once
-    assert person.wait(120) != 0, "a stopped job has not succeeded"
+    assert person.wait(240) != 0, "a stopped job has not succeeded"
     with cluster.attached("ray"):
         assert "was stopped" in cluster.user(". build/lab/env.sh; ray job status asked").stdout
 

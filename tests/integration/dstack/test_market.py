@@ -48,7 +48,7 @@ def give_back(market: Market) -> None:
     market.must("dstack fleet delete -y market")
     wait_for("machines to be given back", lambda: not any(rented(market).values()), 200, 1)
     # `dstack apply` takes a fleet that is being deleted for one that needs no change, and soon there is none.
-    wait_for("the fleet to be gone", lambda: "terminating" not in market.must("dstack fleet list"), 100, 1)
+    wait_for("the fleet to be gone", lambda: "terminating" not in market.must("dstack fleet list"), 240, 1)
 
 
 @pytest.mark.slow

@@ -58,8 +58,8 @@ def test_a_stopped_run_goes_on_where_it_was(lab: Lab):
     job = lab.start(endless, "job.log")
     wait_for("step 8", lambda: steps(lab, "grpo") >= 8, 300)
     lab.stop("ray")
-    job.wait(120)
-    cluster.wait(120)
+    job.wait(240)
+    cluster.wait(240)
     done = steps(lab, "grpo")
     assert (lab.shared / f"grpo/checkpoints/step_{done}").is_dir(), "the workers stay while the job saves"
     lab.wait_idle()
@@ -68,10 +68,10 @@ def test_a_stopped_run_goes_on_where_it_was(lab: Lab):
     again = lab.start(endless, "again.log")
     wait_for("more steps", lambda: steps(lab, "grpo") > done + 2, 300)
     # No step is done twice. The log comes later than what the run writes itself.
-    wait_for("where it goes on", lambda: f"step {done} of 100000" in (lab.folder / "again.log").read_text(), 100)
+    wait_for("where it goes on", lambda: f"step {done} of 100000" in (lab.folder / "again.log").read_text(), 240)
     lab.stop("ray")
-    cluster.wait(120)
-    again.wait(120)
+    cluster.wait(240)
+    again.wait(240)
 
 
 @pytest.mark.slow
@@ -82,7 +82,7 @@ def test_a_job_goes_on_from_its_checkpoint_after_a_host_was_cut_off(lab: Lab):
     wait_for("step 7", lambda: steps(lab, "lost") >= 7, 400)
     head, worker = lab.host("ray-job", 0), lab.host("ray-job", 1)
     worker.link(up=False)
-    wait_for("the agents on both sides to end the run", lambda: not head.agents() and not worker.agents(), 120)
+    wait_for("the agents on both sides to end the run", lambda: not head.agents() and not worker.agents(), 180)
     worker.link(up=True)
     wait_for("a second attempt", lambda: lab.jobs("ray-job")[0]["submission"] == 2, 300, 1)
     resumed = resumes(lab)

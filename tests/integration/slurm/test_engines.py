@@ -73,7 +73,7 @@ def test_verls_job_on_amd_nodes_runs_to_its_end_in_containers(projects, slurm, e
         "GPUS 16.0",
     ], log
     assert (project.folder / "runs/written").read_text() == "trainer.nnodes=2 it's"
-    wait_for("the containers to be gone", lambda: containers(slurm, engine) == [], 60)
+    wait_for("the containers to be gone", lambda: containers(slurm, engine) == [], 240)
 
 
 def test_a_container_whose_client_is_killed_ends_with_it(projects, slurm, engine):
@@ -85,8 +85,8 @@ def test_a_container_whose_client_is_killed_ends_with_it(projects, slurm, engine
     wait_for("both nodes", lambda: project.log("torchrun", job).splitlines().count("STARTED") == 2, 180)
     assert containers(slurm, engine) == [f"flotilla-{job}-{node}" for node in NODES]
     slurm.on("n2", f"pkill -9 -f '{name} run --name=flotilla-{job}'")
-    wait_for("the container to be gone", lambda: containers(slurm, engine) == [f"flotilla-{job}-n1"], 60)
+    wait_for("the container to be gone", lambda: containers(slurm, engine) == [f"flotilla-{job}-n1"], 240)
     slurm.run(f"scancel --signal=KILL {job}")
     slurm.run(f"scancel {job}")
-    wait_for("the other to be gone", lambda: containers(slurm, engine) == [], 60)
-    wait_for("the nodes", lambda: slurm.idle() == 3, 60)
+    wait_for("the other to be gone", lambda: containers(slurm, engine) == [], 240)
+    wait_for("the nodes", lambda: slurm.idle() == 3, 240)

@@ -34,7 +34,7 @@ def test_a_job_places_its_actors_on_the_nodes_of_either_fleet(projects, slurm):
     assert "ready: 3 of 3 nodes, 4 CPUs" in log
     assert re.search(r"^PLACED h100 10\.77\.0\.[12] 16\.0$", log, re.MULTILINE), log
     assert "PLACED v100 10.77.0.3 4.0" in log
-    wait_for("the nodes", lambda: slurm.idle() == 3, 60)
+    wait_for("the nodes", lambda: slurm.idle() == 3, 240)
 
 
 def test_cancelling_a_cluster_of_two_fleets_ends_both(projects, slurm):
@@ -42,8 +42,8 @@ def test_cancelling_a_cluster_of_two_fleets_ends_both(projects, slurm):
     wait_for("the cluster", lambda: "dashboard  http" in project.log("ray-cluster", job), 180)
     assert components(slurm, job) == ["RUNNING", "RUNNING"]
     slurm.run(f"scancel {job}")
-    wait_for("the end of both components", lambda: components(slurm, job) == ["CANCELLED", "CANCELLED"], 120)
-    wait_for("the nodes", lambda: slurm.idle() == 3, 60)
+    wait_for("the end of both components", lambda: components(slurm, job) == ["CANCELLED", "CANCELLED"], 240)
+    wait_for("the nodes", lambda: slurm.idle() == 3, 240)
 
 
 def test_torchrun_starts_as_many_ranks_on_each_node_as_it_has_gpus(projects, slurm):

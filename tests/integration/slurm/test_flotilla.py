@@ -145,7 +145,7 @@ def test_a_model_is_served_by_a_job_of_its_own_and_beside_a_run(
         assert "serves it already" in flotilla("serve slurm run:demo --name alone --sbatch")[2]
     finally:
         assert flotilla("serve slurm --stop alone")[0] == 0
-    wait_for("its end", lambda: not slurm.run(f"squeue -h -j {job}", check=False).stdout.strip(), 120)
+    wait_for("its end", lambda: not slurm.run(f"squeue -h -j {job}", check=False).stdout.strip(), 240)
     assert f"asking job-{job} to save and stop" in log.read_text()  # Ray, which passes its output on, may leave out the last lines
 
 
@@ -157,20 +157,20 @@ def test_a_node_of_an_elastic_fleet_joins_comes_again_after_a_notice_and_leaves(
     code, output, error = flotilla("scale slurm spot=1")
     submitted = f"$ sbatch --parsable --job-name=spot-{job} --array=0 build/slurm/spot.rollout.sbatch {job}"
     assert code == 0 and submitted in error, output + error
-    wait_for("a third node", nodes(3), 120)
+    wait_for("a third node", nodes(3), 240)
     [line] = [line for line in flotilla("status slurm")[1].splitlines() if line.startswith("elastic spot")]
     array = line.split()[2]
     assert line.split()[3:] == ["RUNNING", "n3"]
     slurm.run(f"scancel --batch --signal=USR1 {array}")  # the notice before the time limit, or before preemption
-    wait_for("its end", nodes(2), 60)
+    wait_for("its end", nodes(2), 240)
     log = clone / f"build/slurm/spot-{job}-{array.replace('_', '-')}.log"
     wait_for("its return", nodes(3), 240)
     said = log.read_text()
     assert "draining this node" in said and "back into the queue" in said
     code, _, error = flotilla("scale slurm spot=0")
     assert code == 0 and f"$ scancel {array}" in error
-    wait_for("its end", nodes(2), 60)
-    wait_for("Slurm to have seen it", lambda: "elastic" not in flotilla("status slurm")[1], 60)
+    wait_for("its end", nodes(2), 240)
+    wait_for("Slurm to have seen it", lambda: "elastic" not in flotilla("status slurm")[1], 240)
 
 
 @pytest.mark.parametrize(

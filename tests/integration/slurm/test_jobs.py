@@ -67,7 +67,7 @@ def test_a_ray_job_on_two_nodes_gets_arguments_and_services_and_the_script_ends_
     assert (project.folder / "build/slurm/ray.token").read_text() not in log
     assert not (project.folder / "build/slurm/node/__pycache__").exists()  # which a container's root would own
     mails = slurm.folder / "log/mail"
-    wait_for("the mail", lambda: mails.exists() and "me@example.com" in mails.read_text(), 60)
+    wait_for("the mail", lambda: mails.exists() and "me@example.com" in mails.read_text(), 240)
     assert f"Job_id={job} Name=ray-ppo Failed" in mails.read_text()
 
 
