@@ -111,12 +111,12 @@ def test_a_server_elsewhere_is_asked_by_token_ids(tiny_model, tmp_path, capsys, 
 
 
 def test_a_server_that_is_not_there_is_not_waited_for(tiny_model, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(servers, "CONNECT_SECONDS", 1)
+    monkeypatch.setattr(servers, "CONNECT_SECONDS", 3)
     file, _ = written(tmp_path, tiny_model, evals={})
     url = f"http://127.0.0.1:{free_port()}/v1"
     args, rest = evaluate.arguments([file, "--endpoint", url])
     assert evaluate.main(evaluate.read(args, rest), args) == 1
-    assert f"error: --endpoint {url}: no answer within 1 s; the last: ClientConnectorError: " in capsys.readouterr().err
+    assert f"error: --endpoint {url}: no answer within 3 s; the last: ClientConnectorError: " in capsys.readouterr().err
 
 
 def test_a_server_of_messages_alone_is_asked_by_them(tiny_model, tmp_path, capsys):

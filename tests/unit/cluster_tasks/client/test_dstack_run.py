@@ -328,7 +328,7 @@ def test_a_dashboard_that_answers_no_more_is_attached_again(ray: DstackRun, serv
     with connected(unproved, 20) as found:
         assert found.missing() is None and found.process
         monkeypatch.setattr(attachment, "answers", lambda _: False)
-        wait_for("another", lambda: found.missing() and "answer any more" in capfd.readouterr().err, 20)
+        wait_for("another", lambda: found.missing() and "answer any more" in capfd.readouterr().err, 60)
         found.end()
 
 
@@ -338,7 +338,7 @@ def test_an_attach_that_an_earlier_up_kept_is_ended_before_another_is_noted(ray:
     with subprocess.Popen([str(commands.parent / "bin/dstack"), "attach"]) as old:
         tunnel.keep(old, ray.folder)
         unproved = replace(ray, dashboard=Dashboard(f"http://127.0.0.1:{ray.port}", None))
-        wait_for("its start", (commands.parent / "count").exists, 20)
+        wait_for("its start", (commands.parent / "count").exists, 60)
         with connected(unproved, 20, keep=True) as found:
             assert old.poll() is not None and found.process
             assert (kept := tunnel.running(ray.folder)) and kept.pid == found.process.pid

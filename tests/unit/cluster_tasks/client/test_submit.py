@@ -211,7 +211,7 @@ def test_it_is_said_what_a_silent_job_waits_for(
 ) -> None:
     monkeypatch.setattr(submit, "QUIET_SECONDS", 0.05)
     state = {"status": "PENDING", "message": "Job has not started yet.\nIt may be waiting for the runtime environment."}
-    dashboard = fake_ray(tmp_path, monkeypatch, "read -t 0.5 x <> <(:) || sleep 0.5; echo first; sleep 0.3", **{"/api/jobs/job-1": state})
+    dashboard = fake_ray(tmp_path, monkeypatch, "read -t 3 x <> <(:) || sleep 3; echo first; sleep 0.3", **{"/api/jobs/job-1": state})
     (tmp_path / "ray").write_text((tmp_path / "ray").read_text().replace("/bin/sh", "/bin/bash"))
     assert submit.submit(dashboard, "", submit.Job("job-1", ["true"], tmp_path), "", os.environ) == 0
     lines = capsys.readouterr().err.splitlines()
@@ -237,10 +237,10 @@ submit.submit(SimpleNamespace(url="http://localhost:9", ask=None), "", submit.Jo
     (tmp_path / "ray").write_text(f"#!/bin/sh\necho $$ >{tmp_path}/pid.tmp; mv {tmp_path}/pid.tmp {tmp_path}/pid; exec sleep 60\n")
     (tmp_path / "ray").chmod(0o755)
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as client:
-        wait_for("its start", (tmp_path / "pid").exists, 20)
+        wait_for("its start", (tmp_path / "pid").exists, 120)
         client.kill()
     status = Path("/proc") / (tmp_path / "pid").read_text().strip() / "stat"
-    wait_for("the end of what it started", lambda: not status.exists() or status.read_text().split()[2] == "Z", 10)
+    wait_for("the end of what it started", lambda: not status.exists() or status.read_text().split()[2] == "Z", 50)
 
 
 def test_the_folder_that_is_uploaded_is_seen_from_where_it_is_typed(tmp_path: Path) -> None:

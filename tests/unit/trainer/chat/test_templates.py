@@ -34,7 +34,7 @@ def asked(name: str, messages: list[Message], *texts: str, tools: list[Any] | No
         return Turn(ids, [-0.5] * len(ids), "stop")
 
     async def talk() -> None:
-        policy = Policy(Prompt(0, [5], {}), tokenizer, Limits(9, 500, 5000, 10), ask)
+        policy = Policy(Prompt(0, [5], {}), tokenizer, Limits(9, 500, 5000, 120), ask)
         for message in [*messages[1:], None]:
             heard.append(await policy.chat(heard, tools=tools))
             heard.extend([message] if message else [])

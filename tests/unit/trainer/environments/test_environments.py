@@ -187,7 +187,7 @@ def test_limits_are_of_turns_of_tokens_of_one_and_of_all(tokenizer):
 
 
 def runner(tokenizer: PreTrainedTokenizerFast, function: Any, **limits: Any) -> Runner:
-    given = Limits(**{"turns": 9, "turn_tokens": 5, "tokens": 50, "seconds": 10, **limits})
+    given = Limits(**{"turns": 9, "turn_tokens": 5, "tokens": 50, "seconds": 120, **limits})
     return Runner(Reward("mine", function, batched=False, awaited=True), tokenizer, given)
 
 

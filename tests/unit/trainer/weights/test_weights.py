@@ -44,7 +44,7 @@ def test_weights_arrive_bit_for_bit_whatever_the_bucket_size():
     table = dict(model.named_parameters())
     for size in (1, 64, 1 << 20):
         plan = weights.plan(parameters(model), size)
-        rendezvous = Rendezvous("127.0.0.1", free_port(), world=3, timeout=20, backend="gloo")
+        rendezvous = Rendezvous("127.0.0.1", free_port(), world=3, timeout=120, backend="gloo")
         received: dict[int, dict[str, torch.Tensor]] = {1: {}, 2: {}}
 
         def take(rank: int, rendezvous: Rendezvous = rendezvous, plan: weights.Plan = plan, received: dict = received) -> None:
@@ -57,7 +57,7 @@ def test_weights_arrive_bit_for_bit_whatever_the_bucket_size():
             thread.start()
         weights.send(weights.join(rendezvous, 0), plan, lambda names: [table[n].detach() for n in names])
         for thread in threads:
-            thread.join(20)
+            thread.join(120)
         for rank in (1, 2):
             assert received[rank].keys() == table.keys()
             assert all(torch.equal(received[rank][name], p) and received[rank][name].dtype == p.dtype for name, p in table.items())
@@ -89,14 +89,14 @@ def test_who_waits_for_a_member_that_died_leaves_once_the_meeting_is_called_off(
     threads = [threading.Thread(target=wait, args=(rank,)) for rank in (0, 1)]
     for thread in threads:
         thread.start()
-    seen = meeting.Meeting(rendezvous.address, rendezvous.port, 3, False, timedelta(seconds=20))
-    wait_for("both", lambda: seen.add(meeting.HERE, 0) == 2, 20)
+    seen = meeting.Meeting(rendezvous.address, rendezvous.port, 3, False, timedelta(seconds=120))
+    wait_for("both", lambda: seen.add(meeting.HERE, 0) == 2, 120)
     if was_there:
         seen.set(meeting.ALL, b"")
     time.sleep(0.2)  # they are in gloo, where it was
     meeting.call_off(rendezvous.address, rendezvous.port, "rollout-1 died")
     for thread in threads:
-        thread.join(20)
+        thread.join(120)
     assert len(errors) == 2 and all(": rollout-1 died" in error for error in errors), errors
 
 
@@ -127,7 +127,7 @@ def test_a_member_that_is_gone_ends_the_sending_and_not_the_gathering():
 
 
 def test_gloo_takes_its_buffers_in_cpu_memory_whatever_the_members_train_on():
-    rendezvous = Rendezvous("127.0.0.1", free_port(), world=2, timeout=20, backend="gloo")
+    rendezvous = Rendezvous("127.0.0.1", free_port(), world=2, timeout=120, backend="gloo")
     plan: weights.Plan = ((Parameter("a", (3,), "float32"),),)
     devices = []
 
@@ -138,7 +138,7 @@ def test_gloo_takes_its_buffers_in_cpu_memory_whatever_the_members_train_on():
     thread = threading.Thread(target=take)
     thread.start()
     weights.send(weights.join(rendezvous, 0), plan, lambda names: [torch.ones(3)])
-    thread.join(20)
+    thread.join(120)
     assert devices == [torch.device("meta")]  # a device that gloo cannot read: as a GPU's memory, it is only copied to
 
 
@@ -146,7 +146,7 @@ ENGINE = """
 import os, signal, sys, torch
 from trainer import weights
 port, rank, dies = map(int, sys.argv[1:])
-group = weights.join(weights.Rendezvous("127.0.0.1", port, world=5, timeout=60, backend="gloo"), rank)
+group = weights.join(weights.Rendezvous("127.0.0.1", port, world=5, timeout=300, backend="gloo"), rank)
 plan = tuple((weights.Parameter(str(i), (1 << 16,), "float32"),) for i in range(40))
 for i, _ in enumerate(weights.receive(group, plan, torch.device("cpu"))):
     if dies and i == 5:
@@ -160,12 +160,12 @@ def test_a_member_that_dies_leaves_none_waiting(dead):
     port = free_port()
     commands = [[sys.executable, "-c", ENGINE, str(port), str(rank), str(int(rank == dead))] for rank in range(1, 5)]
     engines = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
-    group = weights.join(Rendezvous("127.0.0.1", port, world=5, timeout=60, backend="gloo"), 0)
+    group = weights.join(Rendezvous("127.0.0.1", port, world=5, timeout=300, backend="gloo"), 0)
     plan = tuple((Parameter(str(i), (1 << 16,), "float32"),) for i in range(40))
     with pytest.raises(RunError, match="a rollout engine is gone"):
         weights.send(group, plan, lambda names: [torch.ones(1 << 16)])
     for rank, engine in enumerate(engines, 1):
-        errors = engine.communicate(timeout=20)[1]
+        errors = engine.communicate(timeout=120)[1]
         if rank == dead:
             assert engine.returncode == -signal.SIGKILL
         else:

@@ -59,11 +59,11 @@ def test_the_image_of_a_fork_goes_with_it_and_not_only_with_the_run(played):
 
 
 def test_a_pod_that_may_have_been_made_is_removed(played, monkeypatch):
-    monkeypatch.setattr(containers, "START_SECONDS", 0.5)
+    monkeypatch.setattr(containers, "START_SECONDS", 3)
 
     async def body() -> None:
         provider = Pods()
-        with pytest.raises(SandboxError, match=r"kubernetes did not start a within 0.5 s"):
+        with pytest.raises(SandboxError, match=r"kubernetes did not start a within 3 s"):
             await provider.create(Spec(image="a"))
         provider.close()
 

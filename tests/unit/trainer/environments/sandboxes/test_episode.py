@@ -28,12 +28,12 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="namespaces are 
 
 @pytest.fixture
 def sandboxes() -> Iterator[Sandboxes]:
-    made = Sandboxes(SandboxConfig(provider="namespaces", memory_mb=64, disk_mb=16, timeout=5))
+    made = Sandboxes(SandboxConfig(provider="namespaces", memory_mb=64, disk_mb=16, timeout=60))
     yield made
     made.close()
 
 
-def played(sandboxes: Sandboxes | None, function: Any, count: int = 3, seconds: float = 10) -> list[Any]:
+def played(sandboxes: Sandboxes | None, function: Any, count: int = 3, seconds: float = 120) -> list[Any]:
     tokenizer: PreTrainedTokenizerFast = character_tokenizer(CHARACTERS)
     limits = Limits(turns=9, turn_tokens=5, tokens=50, seconds=seconds)
     runner = Runner(Reward("mine", function, batched=False, awaited=True), tokenizer, limits, sandboxes=sandboxes)
@@ -75,8 +75,8 @@ def test_an_episode_that_is_cut_or_fails_leaves_none(sandboxes):
         await policy.sandbox.exec("sleep 100", timeout=100)
         return 1.0
 
-    ended = played(sandboxes, rollout, count=2, seconds=1)
-    assert "mine" in ended[0].mistake.text and "did not end within 1 s" in ended[1].mistake.text
+    ended = played(sandboxes, rollout, count=2, seconds=6)
+    assert "mine" in ended[0].mistake.text and "did not end within 6 s" in ended[1].mistake.text
     assert all(machine.why == "it was closed" for machine in machines)
 
 

@@ -53,7 +53,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture
 def sandboxes(request) -> Iterator[Sandboxes]:
-    made = Sandboxes(SandboxConfig(provider="auto", timeout=5, **getattr(request, "param", {})))
+    made = Sandboxes(SandboxConfig(provider="auto", timeout=60, **getattr(request, "param", {})))
     yield made
     made.close()
 
@@ -63,7 +63,7 @@ def played(
 ) -> tuple[Any, list[str]]:
     """How one episode ended, and what the policy read each time."""
     function = environments.resolve(spec, args)
-    runner = Runner(Reward(spec, function, batched=False, awaited=True), tokenizer, Limits(9, 2000, 9000, 20), sandboxes=sandboxes)
+    runner = Runner(Reward(spec, function, batched=False, awaited=True), tokenizer, Limits(9, 2000, 9000, 120), sandboxes=sandboxes)
     runner.begin([Job((0, 0), Prompt(0, [5], {"prompt": "1", "answer": "2"}), 7)])
     said, heard = iter(texts), []
 
@@ -177,7 +177,7 @@ def test_a_listed_host_is_reached_by_a_proxy_and_no_other(monkeypatch):
         async def run() -> None:
             provider = Namespaces()
             try:
-                machine = await provider.create(Spec(network=(address,), timeout=10, env={"no_proxy": ""}))
+                machine = await provider.create(Spec(network=(address,), timeout=60, env={"no_proxy": ""}))
                 ask = "python3 -c 'import sys, urllib.request as r; print(r.urlopen(sys.argv[1]).read().decode())' "
                 assert '"path": "/x?y=1"' in (await machine.exec(f"{ask} {url}/x?y=1")).stdout
                 for target in (f"http://127.0.0.1:{other.getsockname()[1]}/", "http://example.org/"):

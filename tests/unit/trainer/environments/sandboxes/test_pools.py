@@ -90,10 +90,10 @@ def test_the_deadline_says_what_was_waited_for(started, monkeypatch):
             await provider.create(SMALL)
         where = started.addresses[0]
         full = f"{where}: 1 of 1 in use, 0 waiting; raise fleets[].sandboxes.number"
-        assert str(raised.value).startswith(f"no room for a sandbox within 1 s (environment.sandbox.wait): {full}")
+        assert str(raised.value).startswith(f"no room for a sandbox within 3 s (environment.sandbox.wait): {full}")
         assert not isinstance(raised.value, Lost)
 
-    playing(started, monkeypatch, body, wait=1)
+    playing(started, monkeypatch, body, wait=3)
 
 
 def test_the_pool_that_is_the_least_full_is_taken(started, monkeypatch):

@@ -52,8 +52,8 @@ def test_who_does_not_know_the_token_gets_nothing(started, monkeypatch):
 
     playing(started, monkeypatch, body)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "wrong")
-    monkeypatch.setattr(module, "START_SECONDS", 0.5)
-    with pytest.raises(SandboxError, match=r"no pool answers within 0.5 s: .*another token"):
+    monkeypatch.setattr(module, "START_SECONDS", 5)
+    with pytest.raises(SandboxError, match=r"no pool answers within 5 s: .*another token"):
         playing(started, monkeypatch, body)
 
 
@@ -94,14 +94,14 @@ CLIENT = """
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
 def test_what_a_dead_or_a_silent_owner_left_ends(started, end):
-    started.start("--number", "1", "--silence", "3")
+    started.start("--number", "1", "--silence", "6")
     env = {**os.environ, WHERE: started.urls, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen([sys.executable, "-c", textwrap.dedent(CLIENT)], env=env, stdout=subprocess.PIPE, text=True) as client:
         try:
             assert client.stdout and client.stdout.readline() == "ready\n"
             assert started.value("in_use") == 1
             client.send_signal(end)
-            asyncio.run(until(lambda: started.value("in_use") == 0, "the end of its sandbox", 30))
+            asyncio.run(until(lambda: started.value("in_use") == 0, "the end of its sandbox", 120))
         finally:
             client.kill()
 
@@ -128,7 +128,7 @@ def test_a_killed_pool_takes_its_sandboxes_along_and_another_one_goes_on(started
 
 
 def test_an_owner_that_calls_again_keeps_what_it_has(started, monkeypatch):
-    started.start("--number", "2", "--silence", "3")
+    started.start("--number", "2", "--silence", "6")
 
     async def body(provider: Pools) -> None:
         machine = await provider.create(SMALL)

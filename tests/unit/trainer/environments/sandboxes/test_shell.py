@@ -29,7 +29,7 @@ def played(rows: list[dict[str, Any]], texts: list[list[str]], **args: Any) -> l
     function = environments.resolve("shell", args)
     sandboxes = Sandboxes(SandboxConfig(provider="auto", memory_mb=64, disk_mb=4))
     try:
-        runner = Runner(Reward("shell", function, batched=False, awaited=True), tokenizer, Limits(9, 50, 500, 20), sandboxes=sandboxes)
+        runner = Runner(Reward("shell", function, batched=False, awaited=True), tokenizer, Limits(9, 50, 500, 120), sandboxes=sandboxes)
         runner.begin([Job((i, 0), Prompt(i, [5], row), 3) for i, row in enumerate(rows)])
         ended: list[Any] = []
         while runner.tasks:

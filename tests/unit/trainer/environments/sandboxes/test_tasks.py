@@ -220,7 +220,7 @@ def test_a_policy_works_on_a_task_by_tools(sandboxes, tmp_path):
     [row] = rows(str(harbor(tmp_path / "tasks/sum").parent))
     environments.check("task", {}, row)
     for texts, reward in (((call, "done"), 1.0), (("done",), 0.0)):
-        runner = Runner(Reward("task", function, batched=False, awaited=True), tokenizer, Limits(9, 200, 5000, 20), sandboxes=sandboxes)
+        runner = Runner(Reward("task", function, batched=False, awaited=True), tokenizer, Limits(9, 200, 5000, 120), sandboxes=sandboxes)
         runner.begin([Job((0, 0), Prompt(0, [5], row), 7)])
         said, ended = iter(texts), []
         while not ended:
