@@ -40,7 +40,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     yield made
     processes = made.processes()
     made.local("down", "--timeout", "20")
-    assert not psutil.wait_procs(processes, timeout=30)[1], "pools end with their cluster"
+    assert not psutil.wait_procs(processes, timeout=120)[1], "pools end with their cluster"
 
 
 def pools(cluster: Cluster) -> list[psutil.Process]:

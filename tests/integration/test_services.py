@@ -44,7 +44,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     yield made
     processes = made.processes()
     made.local("down", "--timeout", "20")
-    assert not psutil.wait_procs(processes, timeout=30)[1], "services end with their cluster"
+    assert not psutil.wait_procs(processes, timeout=120)[1], "services end with their cluster"
 
 
 def servers(cluster: Cluster) -> list[psutil.Process]:

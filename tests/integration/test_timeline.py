@@ -160,7 +160,7 @@ def test_what_slows_a_real_step_down_is_said(tiny_model, tmp_path, monkeypatch, 
     monkeypatch.setattr(kind, method, delayed(getattr(kind, method), lambda _: seconds))
     assert train_ppo.train(here(traced(tiny_model, steps="2", **changes)), tmp_path) == 0
     words = lanes.lanes(tmp_path, 2)["words"]
-    assert said in words[0], words  # a busy machine is slow elsewhere too
+    assert any(said in word for word in words), words  # a busy machine is slow elsewhere too
 
 
 def test_a_real_engine_on_a_slow_node_is_said(tiny_model, tmp_path, monkeypatch):
@@ -193,7 +193,7 @@ def test_a_kill_in_a_traced_step_loses_no_more_than_that_step_and_the_resumed_ru
     words = [sys.executable, "-c", KILLED, json.dumps(values_read(config)), str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
     process = subprocess.Popen(words, cwd=ROOT, env=environment)
-    wait_for("step 3 to begin", (tmp_path / "traces/step_3.jsonl").exists, 120)
+    wait_for("step 3 to begin", (tmp_path / "traces/step_3.jsonl").exists, 400)
     process.send_signal(signal.SIGKILL)
     process.wait(30)
     found = lanes.lanes(tmp_path, 1)
