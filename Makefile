@@ -74,16 +74,20 @@ image: ## a container image with Ray, vLLM and the lock: images/
 test: .venv/dev ## all but slow tests, those of test-wide and test-hosts
 	@$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=25 -m "not slow and not wide and not hosts"
 
+# Where they are: to import all other tests takes each of three processes a minute. A test holds that none is elsewhere.
+WIDE := tests/integration tests/unit/trainer/ranks/test_worker.py
+HOSTS := tests/integration tests/contract/dstack
+
 # What a unit test and one run of its kind in `make test` hold already, over a cluster's or a run's life.
 .PHONY: test-wide
 test-wide: .venv/dev ## local clusters, engines, deadlines through their lives
-	@$(BIN)/pytest -n 3 --dist loadfile -m "wide and not slow and not hosts"
+	@$(BIN)/pytest -n 3 --dist loadfile --durations=25 -m "wide and not slow and not hosts" $(WIDE)
 
 # Real dstack servers and Slurms, with hosts in namespaces: root alone can make those. Labs of several workers do not meet.
 .PHONY: test-hosts
 test-hosts: .venv/dev ## dstack, Slurm tests; root installs Docker, sshd, Slurm
 	@bash .ci/setup hosts
-	$(BIN)/pytest -n 3 --dist loadfile -m "hosts and not slow"
+	$(BIN)/pytest -n 3 --dist loadfile --durations=60 -m "hosts and not slow" $(HOSTS)
 
 # Where requirements/gpu.txt is installed, such as in an image, with pytest and pytest-timeout; elsewhere they are skipped.
 # A process for each file: vLLM has one engine per process that can sleep.

@@ -101,6 +101,16 @@ def test_only_test_hosts_and_test_all_install_daemons(target):
     assert "setup hosts" in make("-n", "test-hosts") and "setup hosts" in make("-n", "test-all")
 
 
+@pytest.mark.parametrize("marker", ["wide", "hosts"])
+def test_no_test_of_a_target_lies_where_it_does_not_look(marker):
+    words = make("-n", f"test-{marker}").split()
+    places = [ROOT / word for word in words if word.startswith("tests/")]
+    files = [file for file in (ROOT / "tests").rglob("test_*.py") if file != Path(__file__)]
+    marked = [file for file in files if f"pytest.mark.{marker}" in file.read_text()]
+    assert places and len(marked) > 20
+    assert [file for file in marked if not any(file.is_relative_to(place) for place in places)] == []
+
+
 @pytest.mark.skipif(os.environ.get("CI") is None, reason="the daemons are only sure to be there where .ci/run has installed them")
 def test_nothing_is_installed_where_every_daemon_is_there(tmp_path):
     done = setup(tmp_path, "hosts")
