@@ -59,7 +59,7 @@ def test_a_node_is_shielded_and_people_come_in_by_os_login(name, gcp_plan):
         assert (metadata["enable-oslogin"], metadata["block-project-ssh-keys"], metadata["serial-port-enable"]) == ("TRUE", "TRUE", "FALSE")
     assert template.inputs["tags"] == [NODE_TAG]  # what the firewall lets talk
     assert template.inputs["serviceAccount"]["email"].startswith("flotilla-gcp-prod-nodes@")
-    done = subprocess.run(["bash", "-n"], input=script(gcp_plan(name)), text=True, capture_output=True, timeout=30, check=False)
+    done = subprocess.run(["bash", "-n"], input=script(gcp_plan(name)), text=True, capture_output=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -252,7 +252,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
         "GPUHUNT_CATALOG_DIR": "/nonexistent",
     }
     run = [sys.executable, "-m", "infra.preflight", *arguments]
-    return subprocess.run(run, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(run, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_the_command_ends_with_1_where_a_check_failed_and_with_2_at_a_mistake():

@@ -149,7 +149,7 @@ def test_env_sh_shows_ray_its_token(tmp_path, shell, elsewhere):
     (folder / "ray.token").write_text("abc")
     show = 'printf "%s\\n" "$RAY_ADDRESS" "$RAY_AUTH_MODE" "$RAY_AUTH_TOKEN_PATH" "$FLOTILLA_TOKEN_ONPREM" "${flotilla_folder-unset}"'
     cwd, file = (Path("/"), folder / "env.sh") if elsewhere else (tmp_path, Path("build/onprem/env.sh"))
-    out = subprocess.run([shell, "-c", f". {file}; {show}"], cwd=cwd, capture_output=True, text=True, timeout=30, check=True)
+    out = subprocess.run([shell, "-c", f". {file}; {show}"], cwd=cwd, capture_output=True, text=True, timeout=120, check=True)
     assert out.stdout.splitlines() == ["http://localhost:8265", "token", f"{folder}/ray.token", "abc", "unset"]
     assert not out.stderr
 
@@ -162,7 +162,7 @@ def test_env_sh_names_the_stack_and_follows_a_local_cluster_to_another_port(tmp_
 
     def sourced() -> list[str]:
         show = '. build/local/env.sh && printf "%s\n" "$FLOTILLA_STACK" "$RAY_ADDRESS" "$RAY_AUTH_TOKEN"'
-        return subprocess.run(["sh", "-c", show], cwd=tmp_path, capture_output=True, text=True, timeout=30, check=True).stdout.split()
+        return subprocess.run(["sh", "-c", show], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True).stdout.split()
 
     assert sourced() == ["local", "http://localhost:8265", "abc"]
     (folder / "address").write_text("http://127.0.0.1:8267\n")

@@ -41,7 +41,7 @@ print(json.dumps([name for name in sys.modules if name.startswith("pulumi_")]))
 
 def run(code: str, argument: str, given: str = "") -> Any:
     command = [sys.executable, "-c", code, argument]
-    return json.loads(subprocess.run(command, cwd=ROOT, input=given, capture_output=True, text=True, check=True, timeout=240).stdout)
+    return json.loads(subprocess.run(command, cwd=ROOT, input=given, capture_output=True, text=True, check=True, timeout=500).stdout)
 
 
 @pytest.mark.parametrize("service", SERVICES)

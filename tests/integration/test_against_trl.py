@@ -74,7 +74,7 @@ pytestmark = [pytest.mark.wide, pytest.mark.skipif(not find_spec("trl"), reason=
 
 def run(*words: str, runs: Path) -> str:
     env = os.environ | {"FLOTILLA_RUNS": str(runs), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path(ROOT)}
-    result = subprocess.run([sys.executable, *words], cwd=ROOT, env=env, capture_output=True, text=True, timeout=240, check=False)
+    result = subprocess.run([sys.executable, *words], cwd=ROOT, env=env, capture_output=True, text=True, timeout=500, check=False)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     return result.stdout
 

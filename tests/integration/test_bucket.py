@@ -46,7 +46,7 @@ def shell(lines: list[str], **environment: str) -> subprocess.CompletedProcess[s
     """In a mount namespace of its own, which takes its mounts with it."""
     script = "\n".join(["set -e", *lines])
     return subprocess.run(
-        ["unshare", "--mount", "bash", "-c", script], env=os.environ | environment, capture_output=True, text=True, timeout=120, check=False
+        ["unshare", "--mount", "bash", "-c", script], env=os.environ | environment, capture_output=True, text=True, timeout=300, check=False
     )
 
 

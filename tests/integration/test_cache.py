@@ -99,7 +99,7 @@ def start(home: Path, *arguments: str, **env: str) -> subprocess.Popen[str]:
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     try:
-        output, errors = process.communicate(timeout=120)
+        output, errors = process.communicate(timeout=300)
     finally:
         process.kill()
     return process.returncode, output, errors

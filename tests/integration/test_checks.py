@@ -35,7 +35,7 @@ def start(rank: int, addresses: str, port: int, *flags: str, prefix: tuple[str, 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     try:
-        output, errors = process.communicate(timeout=240)
+        output, errors = process.communicate(timeout=500)
     finally:
         process.kill()
     return process.returncode, output, errors
@@ -45,12 +45,12 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 def full_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "full"
     folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(folder)], check=True, timeout=30)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(folder)], check=True, timeout=300)
     try:
         (folder / "fill").write_bytes(b"0" * 65536)
         yield folder
     finally:
-        subprocess.run(["umount", str(folder)], check=True, timeout=30)
+        subprocess.run(["umount", str(folder)], check=True, timeout=300)
 
 
 @ROOT_ONLY
@@ -100,7 +100,7 @@ def test_two_nodes_find_every_fault_of_one_of_them(tmp_path: Path, full_disk: Pa
 def test_ports_that_are_blocked_between_two_nodes_are_told_from_both_sides() -> None:
     names = [f"fl{os.getpid()}a", f"fl{os.getpid()}b"]
     addresses = ["10.231.77.1", "10.231.77.2"]
-    ip = lambda *words: subprocess.run(["ip", *words], check=True, timeout=30)  # noqa: E731
+    ip = lambda *words: subprocess.run(["ip", *words], check=True, timeout=300)  # noqa: E731
     try:
         for name in names:
             ip("netns", "add", name)
@@ -118,7 +118,7 @@ def test_ports_that_are_blocked_between_two_nodes_are_told_from_both_sides() -> 
         results = [ended(one) for one in nodes]
     finally:
         for name in names:
-            subprocess.run(["ip", "netns", "delete", name], check=False, timeout=30)
+            subprocess.run(["ip", "netns", "delete", name], check=False, timeout=300)
     (code, output, errors), (other, quiet, _) = results
     assert (code, other, quiet) == (1, 1, ""), output + errors
     assert "ERROR node 0: cannot reach node 1 (10.231.77.2): TimeoutError" in output
@@ -141,7 +141,7 @@ def test_a_machine_by_itself_is_looked_at_without_ray() -> None:
         env=environment(FLOTILLA_NODE_GPUS="8,8"),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -150,7 +150,7 @@ def test_a_machine_by_itself_is_looked_at_without_ray() -> None:
 
 def test_a_dashboards_address_is_answered_with_the_line_to_type() -> None:
     env = environment(RAY_ADDRESS="http://localhost:8265")
-    done = subprocess.run(CHECKS, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(CHECKS, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert "ray job submit --working-dir . -- python -m cluster_tasks.checks" in done.stderr
 

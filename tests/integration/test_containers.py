@@ -55,7 +55,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             (folder / "containers.conf").write_text(ENGINE)
             patch.setenv("CONTAINERS_STORAGE_CONF", f"{folder}/storage.conf")
             patch.setenv("CONTAINERS_CONF", f"{folder}/containers.conf")
-        subprocess.run([request.param, "import", str(folder / "image.tar"), IMAGE], check=True, capture_output=True, timeout=60)
+        subprocess.run([request.param, "import", str(folder / "image.tar"), IMAGE], check=True, capture_output=True, timeout=300)
         yield request.param
         if daemon:
             daemon.terminate()
@@ -68,17 +68,17 @@ def started(folder: Path) -> subprocess.Popen[bytes]:
     flags += ["--exec-opt=native.cgroupdriver=cgroupfs", f"--add-runtime=lab={RUNC}", "--default-runtime=lab"]
     with (folder / "log").open("w") as log:
         daemon = subprocess.Popen(["dockerd", *flags], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-    wait_for("Docker", lambda: subprocess.run(["docker", "info"], capture_output=True, timeout=60, check=False).returncode == 0, 60)
+    wait_for("Docker", lambda: subprocess.run(["docker", "info"], capture_output=True, timeout=300, check=False).returncode == 0, 60)
     return daemon
 
 
 def there(engine: str) -> str:
     """Containers, also those that have ended."""
-    return subprocess.run([engine, "ps", "--all", "--quiet"], check=True, capture_output=True, text=True, timeout=60).stdout
+    return subprocess.run([engine, "ps", "--all", "--quiet"], check=True, capture_output=True, text=True, timeout=300).stdout
 
 
 def images(engine: str) -> list[str]:
-    return subprocess.run([engine, "images", "--quiet"], check=True, capture_output=True, text=True, timeout=60).stdout.split()
+    return subprocess.run([engine, "images", "--quiet"], check=True, capture_output=True, text=True, timeout=300).stdout.split()
 
 
 def sandboxed(engine: str, body: Callable[[Container], Awaitable[None]]) -> None:
@@ -191,6 +191,6 @@ def test_a_tasks_dockerfile_is_built_once_and_its_image_has_its_files(
         assert capsys.readouterr().out.count(f"{folder}: {engine} builds") == 1
     finally:
         names = subprocess.run(
-            [engine, "images", "--quiet", "flotilla-task"], check=True, capture_output=True, text=True, timeout=60
+            [engine, "images", "--quiet", "flotilla-task"], check=True, capture_output=True, text=True, timeout=300
         ).stdout
-        subprocess.run([engine, "rmi", "--force", *{*names.split()}], check=True, capture_output=True, timeout=60)
+        subprocess.run([engine, "rmi", "--force", *{*names.split()}], check=True, capture_output=True, timeout=300)

@@ -198,7 +198,7 @@ def failed(*words: str) -> str:
         [sys.executable, "-m", "trainer.evaluate", *words],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=500,
         env=os.environ | {"PYTHONPATH": python_path(ROOT)},
         check=False,
     )

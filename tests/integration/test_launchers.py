@@ -84,7 +84,7 @@ def test_a_run_in_one_process_does_without_ray_and_stops_at_a_breakpoint_in_a_re
         input="p len(text), row['answer']\n" + "c\n" * 32,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
         check=False,
     )
     assert done.returncode == 0, done.stderr

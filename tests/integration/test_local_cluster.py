@@ -92,7 +92,7 @@ def test_a_checked_submit_prints_the_jobs_output_and_ends_with_its_code(shared: 
         env=env,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 3, done.stdout + done.stderr
@@ -256,8 +256,8 @@ def test_an_agent_with_a_job_ends_with_its_code_and_the_workers_follow_the_head(
 
     head, worker = start(0, "--job", job), start(1)
     try:
-        output, _ = head.communicate(timeout=150)
-        followed, _ = worker.communicate(timeout=30)
+        output, _ = head.communicate(timeout=500)
+        followed, _ = worker.communicate(timeout=300)
     finally:
         for agent in (head, worker):
             agent.kill()

@@ -88,7 +88,7 @@ def _export_ends_after_a_kill(asked: PpoConfig, run: Path) -> None:
     command = ["-c", EXPORT, str(run), "--output", str(run / "again")]
     env = os.environ | {"PYTHONPATH": python_path(ROOT)}
     first, second = (
-        subprocess.run([sys.executable, *command, *more], env=env, capture_output=True, timeout=120, check=False) for more in ([KILL], [])
+        subprocess.run([sys.executable, *command, *more], env=env, capture_output=True, timeout=300, check=False) for more in ([KILL], [])
     )
     assert first.returncode == -signal.SIGKILL and second.returncode == 0, second.stderr
     assert (run / "again/model.safetensors").read_bytes() == (run / "model/model.safetensors").read_bytes()

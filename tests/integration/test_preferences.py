@@ -147,7 +147,7 @@ def test_a_run_that_was_killed_resumes_to_the_same_numbers(runs, name, whole, se
     assert len(metrics(runs / killed)) < 9
     train_here(name, runs, *words(name, f"run.name={killed}", *settings))
     compare = [sys.executable, "-m", "trainer.compare", runs / whole, runs / killed]
-    compared = subprocess.run(compare, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    compared = subprocess.run(compare, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert compared.returncode == 0, compared.stdout
 
 

@@ -96,13 +96,13 @@ def test_the_preview_writes_what_the_engine_writes(project):
     project.up("local")
     by_engine = contents(folder)
     shutil.rmtree(folder)
-    subprocess.run([sys.executable, "-P", "-m", "infra.preview", "local"], cwd=project.folder, check=True, capture_output=True, timeout=240)
+    subprocess.run([sys.executable, "-P", "-m", "infra.preview", "local"], cwd=project.folder, check=True, capture_output=True, timeout=500)
     by_preview = contents(folder)
     assert by_engine.pop("ray.token") != by_preview.pop("ray.token")  # each its own: the preview asks no state
     assert by_preview == by_engine
     project.must("destroy", "--stack", "local", "--yes")
     assert not folder.exists()
-    subprocess.run([sys.executable, "-P", "-m", "infra.preview", "local"], cwd=project.folder, check=True, capture_output=True, timeout=240)
+    subprocess.run([sys.executable, "-P", "-m", "infra.preview", "local"], cwd=project.folder, check=True, capture_output=True, timeout=500)
     previewed = (folder / "ray.token").read_text()
     project.up("local")
     assert (folder / "ray.token").read_text() == previewed  # a cluster may already run with it

@@ -58,7 +58,7 @@ def test_a_killed_run_resumes_with_the_same_bits_and_each_epoch_keeps_what_was_r
         env=os.environ | env,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == -9, done.stderr

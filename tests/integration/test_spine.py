@@ -186,7 +186,7 @@ def test_a_night_of_lost_rewards_divergence_a_hang_and_a_dead_driver_ends_with_a
     wait_for(lambda: "rollout-0: the process died; started again" in faults.read_text(), job)
     drivers = [p for p in psutil.process_iter() if command(p)[1:] == train[1:]]
     min(drivers, key=psutil.Process.create_time).kill()  # a child that it has just forked has its words until it has its own
-    output = job.communicate(timeout=240)[0]
+    output = job.communicate(timeout=500)[0]
     assert job.returncode == 0, output
     assert [row["step"] for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())] == list(range(1, 15))
     assert (run / "model/model.safetensors").stat().st_size > 0
@@ -216,7 +216,7 @@ def wait_for(happened: Callable[[], bool], job: subprocess.Popen[str]) -> None:
 def test_the_demo_recipe_as_a_job_survives_kill_9_bit_for_bit(project, cluster):
     runs = project / "build/local/runs"
     whole = submit(cluster, project, "whole")
-    output = whole.communicate(timeout=240)[0]
+    output = whole.communicate(timeout=500)[0]
     assert whole.returncode == 0, output
     assert "succeeded" in output
 
@@ -226,13 +226,13 @@ def test_the_demo_recipe_as_a_job_survives_kill_9_bit_for_bit(project, cluster):
     process_of(project, "ray::RolloutActor").kill()  # in which vLLM runs
     wait_for_step(6, metrics, killed)
     process_of(project, "ray::Worker").kill()  # the policy
-    output = killed.communicate(timeout=120)[0]
+    output = killed.communicate(timeout=300)[0]
     assert killed.returncode == 1, output
     assert "rollout-0: the process died; started again (1 of 3, rollout.restarts)" in output
     assert " died: The actor died" in output
 
     resumed = submit(cluster, project, "killed")
-    output = resumed.communicate(timeout=240)[0]
+    output = resumed.communicate(timeout=500)[0]
     assert resumed.returncode == 0, output
     assert "step 4 of 12" in output, "it resumes from the last complete checkpoint"
     compared = python(project, "-m", "trainer.compare", str(runs / "whole"), str(runs / "killed"))

@@ -108,7 +108,7 @@ def test_a_start_that_failed_leaves_the_name_and_a_run_that_was_killed_resumes_t
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert compared.returncode == 0, compared.stdout

@@ -72,7 +72,7 @@ def test_the_twin_of_a_recipe_that_learns_from_data_runs_on_two_ranks(name, tmp_
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
     command = [*launch, "-m", f"trainer.train_{KIND[name]}", "--config", str(tmp_path / name / "run.yaml")]
     env = os.environ | {"FLOTILLA_RUNS": str(tmp_path)}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = read(tmp_path / f"twin-{name}")
     assert [row["step"] for row in rows if "loss" in row] == [1, 2] and all(math.isfinite(row["loss"]) for row in rows if "loss" in row)

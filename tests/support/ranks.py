@@ -129,7 +129,7 @@ def scores(
     found: dict[str, torch.Tensor | str] = {}
     for (kind, path), at in zip(paths.items(), ports, strict=True):
         model = {"path": path, "dtype": "float32"}
-        trainer = {"zero_stage": 0, "timeout": 60, "micro_batch_tokens": 40} | (ways or {"sequence_parallel": world})
+        trainer = {"zero_stage": 0, "timeout": 300, "micro_batch_tokens": 40} | (ways or {"sequence_parallel": world})
         config = settings(Path(path), model=model, trainer=trainer, placement={"ranks": world})
         worker = Worker(config, roles_of(config)[0], rank, world, path, 1)
         try:
@@ -145,7 +145,7 @@ def replayed(
 ) -> tuple[torch.Tensor, dict[str, float]]:
     """What a rank says of TEXTS, all of them, whose tokens took these experts, and the numbers of a step that learns from them."""
     sequences = [replace(text, experts=each) for text, each in zip(TEXTS, experts, strict=True)]
-    trainer = {"zero_stage": 0, "timeout": 60, "micro_batch_tokens": 40, **trainer}
+    trainer = {"zero_stage": 0, "timeout": 300, "micro_batch_tokens": 40, **trainer}
     config = settings(Path(path), model={"path": path, "dtype": "float32"}, trainer=trainer, placement={"ranks": world})
     worker = Worker(config, roles_of(config)[0], rank, world, path, 1)
     worker.start("127.0.0.1", port)

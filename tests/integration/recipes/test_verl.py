@@ -76,7 +76,7 @@ def test_its_own_first_line_reaches_the_person(python: Path, tiny_model: Path, t
     checks = [recipe.build(place, str(tiny_model), given).check for given in ({}, {"actor_rollout_ref.no_such": "1"})]
     env = os.environ | {"HF_HUB_OFFLINE": "1"}
     done = [
-        subprocess.run([python, *words[1:]], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200, check=False)
+        subprocess.run([python, *words[1:]], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=500, check=False)
         for words in checks
     ]
     assert [run.returncode for run in done] == [0, 1], done[0].stderr

@@ -70,7 +70,7 @@ def typed(*arguments: str, folder: Path = ROOT, **env: str) -> subprocess.Comple
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
         check=False,
     )
 

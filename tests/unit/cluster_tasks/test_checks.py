@@ -288,7 +288,7 @@ def test_the_agent_does_not_start_with_faulty_devices(name: str) -> None:
 def test_the_agent_ends_with_one_line_and_exit_code_2_before_anything_is_started() -> None:
     env = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "0,1,0,1"}
     command = [sys.executable, str(NODE_AGENT), "--rank", "0", "--addresses", "127.0.0.2"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "node: CUDA_VISIBLE_DEVICES=0,1,0,1 names 0 twice; list each GPU of this node once, or unset it\n"
 

@@ -215,7 +215,7 @@ def test_on_shared_nodes_a_port_that_somebody_listens_on_is_passed_over():
     [free] = [line for line in text(SHARED_NODES).splitlines() if line.startswith("free()")]
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        found = subprocess.run(["bash", "-c", f"{free}\nfree {port}"], capture_output=True, text=True, check=True, timeout=30)
+        found = subprocess.run(["bash", "-c", f"{free}\nfree {port}"], capture_output=True, text=True, check=True, timeout=120)
     assert int(found.stdout) > port
 
 
@@ -231,7 +231,7 @@ def words(script: str, array: str) -> list[str]:
     whole = re.search(rf"^{array}=\(.*?\)$", script, re.DOTALL | re.MULTILINE)
     assert whole, array
     bash = f'port=1 dashboard=2 build=build devices=()\n{whole[0]}\nprintf "%s\\n" "${{{array}[@]}}"'
-    made = subprocess.run(["bash", "-c", bash], capture_output=True, text=True, check=True, timeout=30).stdout.splitlines()
+    made = subprocess.run(["bash", "-c", bash], capture_output=True, text=True, check=True, timeout=120).stdout.splitlines()
     return made[made.index("build/node") + 1 :]
 
 
@@ -358,7 +358,7 @@ def began(tmp_path: Path, setup: list[str], modules: list[str], before: str = MO
     lines = script[script.index('given=("$@")') : script.index("export PATH=")]
     head = f'{before}\nset -uo pipefail\nfail() {{ echo "error: $*" >&2; exit 2; }}\n'
     command = ["bash", "-c", f'{head}{lines}\necho "$@" "${{site-}}"; : "$PS1"', "job", "python", "a b.py"]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=30, cwd=tmp_path, env={"PATH": "/usr/bin:/bin"})
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path, env={"PATH": "/usr/bin:/bin"})
 
 
 def test_scripts_of_a_site_run_as_in_a_persons_shell(tmp_path):

@@ -112,7 +112,9 @@ def start(tmp_path: Path, words: str, **programs: str) -> subprocess.CompletedPr
     shutil.copy(NODE_AGENT / "software.sh", tmp_path / "node")
     line = f". node/software.sh {words} && echo the agent starts with $(command -v ray)"
     environment = {"PATH": str(folder), "HOME": str(tmp_path)}
-    return subprocess.run(["/bin/bash", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(
+        ["/bin/bash", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 @pytest.mark.parametrize("words", ["me/ray:1 ray", "me/ray:1"])

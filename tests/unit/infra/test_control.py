@@ -92,7 +92,7 @@ def test_the_server_gets_the_token_of_the_parameter_and_no_file_has_it(tmp_path:
     (tmp_path / "opt/bin/dstack").chmod(0o755)
     begin, _, rest = text.partition("\nconfigure_server() {")
     launcher = "cat >" + rest.partition("  cat >")[2].partition("  cat >")[0]
-    subprocess.run(["bash", "-c", f"{begin}\n{launcher}"], check=True, timeout=30)
+    subprocess.run(["bash", "-c", f"{begin}\n{launcher}"], check=True, timeout=120)
     keys = {"AWS_ENDPOINT_URL": aws_server, "AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}
     client = boto3.client("ssm", "us-east-1", endpoint_url=aws_server, aws_access_key_id="testing", aws_secret_access_key="testing")
     client.put_parameter(Name="/flotilla/lab/server-token", Value="the-token", Type="SecureString")
@@ -102,7 +102,7 @@ def test_the_server_gets_the_token_of_the_parameter_and_no_file_has_it(tmp_path:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
     assert started.stdout == "the-token server --host 127.0.0.1 --port 3000\n", started.stderr
     assert "the-token" not in (tmp_path / "flotilla-server").read_text()
@@ -120,7 +120,7 @@ def test_a_server_that_has_not_answered_three_times_in_a_row_is_started_again(tm
     def asked(times: int) -> int:
         """How often it was started again, after so many more checks."""
         for _ in range(times):
-            subprocess.run(["bash", tmp_path / "health"], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=True, timeout=30)
+            subprocess.run(["bash", tmp_path / "health"], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=True, timeout=120)
         return len((tmp_path / "restarts").read_text().splitlines()) if (tmp_path / "restarts").exists() else 0
 
     assert asked(2) == 0
@@ -147,7 +147,7 @@ def mounted(tmp_path: Path, disk: Path) -> tuple[list[str], str]:
     text = text.replace("/etc/fstab", f"{tmp_path}/fstab").replace("/var/lib/flotilla", f"{tmp_path}/data").replace("[ -b", "[ -e")
     line = f"data_disk() {{ echo {disk}; }}\n{text}\nmount_data"
     path = {"PATH": f"{stubs}:/usr/sbin:/usr/bin:/sbin:/bin"}
-    ended = subprocess.run(["bash", "-c", line], env=path, check=False, capture_output=True, text=True, timeout=30)
+    ended = subprocess.run(["bash", "-c", line], env=path, check=False, capture_output=True, text=True, timeout=120)
     return [line.partition(" ")[0] for line in done.read_text().splitlines()], ended.stderr
 
 
@@ -160,7 +160,7 @@ def disk(tmp_path: Path) -> Path:
 
 
 def formatted(disk: Path) -> None:
-    subprocess.run(["mkfs.ext4", "-q", "-F", disk], env={"PATH": "/usr/sbin:/sbin:/usr/bin:/bin"}, check=True, timeout=30)
+    subprocess.run(["mkfs.ext4", "-q", "-F", disk], env={"PATH": "/usr/sbin:/sbin:/usr/bin:/bin"}, check=True, timeout=120)
 
 
 def test_a_new_disk_is_formatted(tmp_path: Path, disk: Path) -> None:
@@ -190,9 +190,9 @@ def test_first_boot_outlasts_a_package_index_that_is_away(tmp_path: Path) -> Non
         (tmp_path / name).chmod(0o755)
     run = ["bash", "-c", f"set -euo pipefail\n{text}\nretry try $0"]
     path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    assert subprocess.run([*run, "3"], env=path, check=False, timeout=30).returncode == 0
+    assert subprocess.run([*run, "3"], env=path, check=False, timeout=120).returncode == 0
     assert (tmp_path / "slept").read_text().split() == ["15"] * 3
-    assert subprocess.run([*run, "1000"], env=path, check=False, timeout=30).returncode == 1
+    assert subprocess.run([*run, "1000"], env=path, check=False, timeout=120).returncode == 1
 
 
 # SSH

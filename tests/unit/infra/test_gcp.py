@@ -176,7 +176,7 @@ def test_the_start_up_script_is_bash(mount, fabric):
     text = startup.script(access, mount, "/mnt/checkpoints", startup.fabric_lines(fabric, own_image=False), kind, startup.MONITORING)
     assert text.startswith("#!/bin/bash\n")  # else Google's agent runs it with sh
     assert len(text) < 256 * 1024  # a value of the metadata
-    done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert all(line in text for line in mount)
     assert ("tcpgpudmarxd" in text) == (fabric == "tcpxo")
@@ -186,7 +186,7 @@ def test_a_key_cannot_break_out_of_the_script():
     access = stack(PULUMI, ("access.public_key", KEY + " $(touch /tmp/x)'; reboot")).access
     assert access
     line = startup.script(access, [], "/mnt/checkpoints", [], machine("gcp", "n2-standard-8")).splitlines()[2]
-    done = subprocess.run(["bash", "-c", f'{line}; printf %s "$public_key"'], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run(["bash", "-c", f'{line}; printf %s "$public_key"'], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == KEY + " $(touch /tmp/x)'; reboot"
 
 
@@ -201,11 +201,11 @@ def test_what_is_mounted_already_is_left_alone(lines, tmp_path):
     for tool in tools.iterdir():
         tool.chmod(0o755)
     run = ["bash", "-c", f"PATH={tools}:$PATH; " + " && ".join(lines)]
-    subprocess.run(run, timeout=30, check=True)
+    subprocess.run(run, timeout=120, check=True)
     assert any(word in (tmp_path / "calls").read_text() for word in ("gcsfuse -o allow_other", "mount -t nfs"))
     (tmp_path / "mounted").touch()
     (tmp_path / "calls").unlink()
-    subprocess.run(run, timeout=30, check=True)
+    subprocess.run(run, timeout=120, check=True)
     assert (tmp_path / "calls").read_text() == "mkdir -p /mnt/checkpoints\n"
 
 

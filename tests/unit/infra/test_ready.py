@@ -39,7 +39,7 @@ def boot(text: str, tmp_path: Path) -> list[str]:
         (stubs / name).chmod(0o755)
     begin = text.partition("\ncommand -v docker")[0].replace("/etc/", f"{tmp_path}/etc/")
     path = f"{stubs}:{os.environ['PATH']}"
-    subprocess.run(["bash", "-c", f"{begin}\necho docker >>{done}"], env={"PATH": path}, check=False, timeout=30, capture_output=True)
+    subprocess.run(["bash", "-c", f"{begin}\necho docker >>{done}"], env={"PATH": path}, check=False, timeout=120, capture_output=True)
     return done.read_text().splitlines()
 
 
@@ -87,7 +87,7 @@ class TestLocalDisks:
         for stub in stubs.iterdir():
             stub.chmod(0o755)
         text = SERVICE[1].replace("/dev/disk/by-id", str(names))
-        subprocess.run(["bash", "-c", text], env={"PATH": f"{stubs}:{os.environ['PATH']}"}, check=True, timeout=30, capture_output=True)
+        subprocess.run(["bash", "-c", text], env={"PATH": f"{stubs}:{os.environ['PATH']}"}, check=True, timeout=120, capture_output=True)
         return [line.replace(str(tmp_path), "") for line in done.read_text().splitlines()] if done.exists() else []
 
     BOUND = ("mount --bind {0}/docker /var/lib/docker", "mount --bind {0}/containerd /var/lib/containerd")

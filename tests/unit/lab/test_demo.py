@@ -64,7 +64,7 @@ def test_the_victim_is_the_named_process_of_the_job_and_is_killed_after_its_step
         kill.join(0.5)
         assert job.is_running()  # three lines are step 0 to 2
         metrics.write_text("{}\n" * 4)
-        assert guard.communicate(timeout=30)[0] == "-9\n"
+        assert guard.communicate(timeout=120)[0] == "-9\n"
         assert kill.end() == [(4, "rollout engine")]
         assert f"kill -9 {job.pid} (the driver) after step 3: the same submit resumes" in capsys.readouterr().out
     finally:

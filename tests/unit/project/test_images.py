@@ -80,7 +80,7 @@ def make(tmp_path: Path, *variables: str) -> subprocess.CompletedProcess[str]:
     docker.chmod(0o755)
     env = os.environ | {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     command = ["make", "--no-print-directory", "image", *variables]
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
 
 
 @every_file

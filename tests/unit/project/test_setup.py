@@ -22,12 +22,12 @@ def setup(folder: Path, which: str, *path: Path, **environment: str) -> subproce
     shutil.copy(ROOT / ".ci/setup", folder / ".ci")
     shutil.copytree(ROOT / "requirements", folder / "requirements", dirs_exist_ok=True)
     env = {"PATH": ":".join([*map(str, path), SYSTEM]), "HOME": str(folder)} | environment
-    return subprocess.run(["bash", str(folder / ".ci/setup"), which], env=env, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(["bash", str(folder / ".ci/setup"), which], env=env, capture_output=True, text=True, timeout=300, check=False)
 
 
 def make(*arguments: str) -> str:
     command = ["make", "--no-print-directory", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=300).stdout
 
 
 @pytest.fixture

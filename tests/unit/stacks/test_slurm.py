@@ -333,7 +333,7 @@ def test_other_options_are_sbatchs(option):
 def test_every_option_of_this_sbatch_is_known(tmp_path):
     (tmp_path / "slurm.conf").write_text("ClusterName=x\nSlurmctldHost=localhost\n")
     env = {"SLURM_CONF": str(tmp_path / "slurm.conf"), "PATH": os.environ["PATH"]}
-    shown = subprocess.run(["sbatch", "--help"], capture_output=True, text=True, check=True, timeout=60, env=env).stdout
+    shown = subprocess.run(["sbatch", "--help"], capture_output=True, text=True, check=True, timeout=300, env=env).stdout
     assert {*re.findall(r"--([a-z][a-z0-9-]+)", shown)} - {*sbatch.OWN, *sbatch.OTHERS} == set()
 
 

@@ -289,7 +289,7 @@ def test_a_second_users_job_for_the_first_users_cluster_is_refused_and_reaches_n
     env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": OTHER}
     with front(recorder.server_port, TOKEN, "local") as url:
         line = [*AS_NOBODY, sys.executable, "-m", "cluster_tasks.client.submit", "--address", url, "--", "true"]
-        done = subprocess.run(line, cwd=FRONT.parents[2], env=env, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(line, cwd=FRONT.parents[2], env=env, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert (
         f"{url} is the cluster of stack local, id {identity.fingerprint(TOKEN)}, run by {identity.owner()}, not local, id " in done.stderr

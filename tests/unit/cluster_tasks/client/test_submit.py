@@ -78,7 +78,7 @@ def submitted(*flags: str, **env: str) -> subprocess.CompletedProcess[str]:
     """`python -m cluster_tasks.client.submit ... -- true` as a person types it, in a shell that knows of no cluster but `env`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | env
     command = [sys.executable, "-m", "cluster_tasks.client.submit", *flags, "--", "true"]
-    return subprocess.run(command, cwd=ROOT, env=kept, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(command, cwd=ROOT, env=kept, capture_output=True, text=True, timeout=120, check=False)
 
 
 def refused(cluster: Cluster, token: str | None = None) -> str:

@@ -269,7 +269,7 @@ def test_the_installed_dstack_knows_the_commands_whose_output_is_packed(tmp_path
     assert sorted(commands) == ["dstack-events.txt", "dstack-logs.txt", "dstack-runs.txt"]
     env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}  # no server is known there, which comes after the parser
     for name in ("dstack-events.txt", "dstack-logs.txt"):
-        done = subprocess.run(commands[name], env=env, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(commands[name], env=env, capture_output=True, text=True, timeout=300, check=False)
         said = done.stdout + done.stderr
         assert "usage" not in said.lower() and "unrecognized" not in said and "invalid choice" not in said, said
 

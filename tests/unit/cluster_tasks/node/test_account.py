@@ -121,7 +121,7 @@ def become(open_folder: Path, wanted: str, python: str = PYTHON, by: int = 0) ->
     (open_folder / "mine").mkdir(mode=0o700)
     (open_folder / "passwd").write_text("root:x:0:0::/root:/bin/sh\n")
     command = [PYTHON, "-c", BECOME, str(open_folder), python, wanted]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, user=by)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, user=by)
 
 
 @as_root

@@ -87,7 +87,7 @@ def test_a_gpu_that_is_slower_than_its_neighbours(speeds: list[float], found: li
 def test_the_program_says_what_it_found_in_a_line_whatever_the_agents_modules_are_called():
     """In their folder, where one of them would be found in place of the package ray."""
     command = [sys.executable, str(fitness.PROGRAM), "0", "--cpu"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, cwd=fitness.PROGRAM.parent)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, cwd=fitness.PROGRAM.parent)
     assert json.loads(done.stdout.splitlines()[-1])["devices"] == ["CPU"]
 
 

@@ -105,7 +105,7 @@ def test_the_script_starts_the_agents_with_the_run_and_ends_with_its_code(tmp_pa
         (tmp_path / name).chmod(0o755)
     env = {"SLURM_NNODES": "2", "SLURM_CPUS_PER_TASK": "96", "SLURM_JOB_ID": "7", "RECORD": str(tmp_path)}
     env |= {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run(["bash", file], cwd=tmp_path, env=os.environ | env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(["bash", file], cwd=tmp_path, env=os.environ | env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 9, done.stderr
     words = (tmp_path / "words.head").read_text()
     flags = dict(zip(*[iter(words[words.rindex("--working-dir") :].splitlines())] * 2, strict=True))

@@ -31,7 +31,7 @@ def job(at: Path, command: list[str], **more: Any) -> list[str]:
 
 
 def ended(words: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_its_exit_code_is_the_commands_and_its_environment_the_recipes(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_gsm8k_is_made_from_a_folder_as_from_the_hub(tmp_path: Path) -> None:
     for split in ("train", "test"):
         (source / f"{split}.jsonl").write_text(json.dumps({"question": "2+2?", "answer": "#### 4"}) + "\n")
     words = [sys.executable, "-m", "cluster_tasks.recipes.job.gsm8k", "verl", str(tmp_path / "made"), "--source", str(source)]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     import pyarrow.parquet
 
@@ -226,7 +226,7 @@ def test_what_cannot_be_fetched_is_one_line(tmp_path: Path, program: list[str], 
     words = [word.replace("{folder}", str(tmp_path / "made")) for word in program]
     command = [sys.executable, "-m", f"cluster_tasks.recipes.job.{words[0]}", *words[1:]]
     env = os.environ | {"HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith(f"error: {named}"), done.stderr
     assert done.stderr.count("error: ") == 1 and "Traceback" not in done.stderr
 

@@ -195,7 +195,7 @@ def test_keys_of_hydra_may_add_and_delete() -> None:
 
 def flotilla(*arguments: str) -> subprocess.CompletedProcess[str]:
     command, env = [sys.executable, "-m", "cli", *arguments], os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "80"}
-    return subprocess.run(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False)
 
 
 def error(done: subprocess.CompletedProcess[str]) -> str:

@@ -61,7 +61,7 @@ def test_ctrl_c_before_a_run_begins_is_one_line(inside):
     interrupt = "os.kill(os.getpid(), signal.SIGINT)"
     body = f"with exits_cleanly():\n    {interrupt if inside else 'pass'}\n{interrupt}"
     code = f"import os, signal\nfrom trainer.cli import exits_cleanly\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n{body}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
     assert (done.returncode, done.stderr) == (130 if inside else -signal.SIGINT, "interrupted\n")
 
 
@@ -72,5 +72,5 @@ def test_ctrl_c_in_the_first_imports_is_one_line(tmp_path):
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-m", "trainer.compare", "a", "b"]
     cold = {name: value for name, value in os.environ.items() if name != "FLOTILLA_TEST_WARM"}
-    done = subprocess.run(command, env=cold | {"PYTHONPATH": path}, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, env=cold | {"PYTHONPATH": path}, capture_output=True, text=True, check=False, timeout=300)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "interrupted\n")

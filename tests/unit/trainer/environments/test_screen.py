@@ -125,7 +125,7 @@ def test_the_browser_ends_with_the_process_that_started_it_and_leaves_nothing():
     )
     folder = Path(tempfile.mkdtemp())  # a long path is too long for its sockets
     environment = {**os.environ, "TMPDIR": str(folder)}
-    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120, check=False)
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300, check=False)
     pid, deadline = int(ran.stdout), time.monotonic() + 120
     while alive(pid):
         assert time.monotonic() < deadline, "it still runs"

@@ -32,9 +32,9 @@ def test_a_pool_on_an_address_that_is_taken_or_without_a_token_says_so_in_one_li
         command = [sys.executable, "-I", "-S", "-B", str(PROGRAM), "pool", "--number", "1", "--listen"]
         command.append(f"127.0.0.1:{server.getsockname()[1]}")
         env = {"RAY_AUTH_TOKEN": TOKEN, "PATH": os.environ["PATH"]}
-        taken = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+        taken = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
         assert taken.returncode == 1 and "address already in use" in taken.stderr and len(taken.stderr.splitlines()) == 1
-        bare = subprocess.run(command, env={"HOME": "/nowhere"}, capture_output=True, text=True, timeout=60, check=False)
+        bare = subprocess.run(command, env={"HOME": "/nowhere"}, capture_output=True, text=True, timeout=300, check=False)
         assert (bare.returncode, bare.stderr.split(",")[0]) == (2, "sandbox pool: the cluster has no token")
 
 
