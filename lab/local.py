@@ -45,8 +45,11 @@ class Cluster:
         return self.file.parent
 
     def local(self, command: str, *flags: str) -> subprocess.CompletedProcess[str]:
-        """`python -m cluster_tasks.local ...` as a person types it."""
-        return self._run(*LOCAL, command, str(self.file), *flags, timeout=300)
+        """`python -m cluster_tasks.local ...` as a person types it, who tries `up` again where Ray's 30 s for its raylet were too short."""
+        done = self._run(*LOCAL, command, str(self.file), *flags, timeout=400)
+        if command == "up" and done.returncode and "node timed out during startup" in done.stdout + done.stderr:
+            done = self._run(*LOCAL, command, str(self.file), *flags, timeout=400)
+        return done
 
     def scale(self, *counts: str) -> subprocess.CompletedProcess[str]:
         return self._run(*LOCAL, "scale", "--file", str(self.file), *counts, timeout=150)

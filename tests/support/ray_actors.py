@@ -40,7 +40,14 @@ def local_ray(cpus: int, **more: Any) -> Iterator[None]:
 def _start(cpus: int, **more: Any) -> None:
     os.environ["RAY_AUTH_MODE"] = "disabled"  # read once in a process: with another, clusters of later modules would refuse its calls
     os.environ["RAY_prestart_worker_first_driver"] = "0"  # noqa: SIM112  # actors have variables of their own
-    ray.init(address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, **more)
+    for tries_left in (2, 1, 0):
+        try:
+            ray.init(address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, **more)
+            return
+        except Exception as error:  # Ray raises no other
+            ray.shutdown()
+            if not tries_left or "timed out during startup" not in str(error):  # 30 s for its raylet, which no setting changes
+                raise
 
 
 def until_gone() -> None:
