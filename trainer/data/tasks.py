@@ -176,27 +176,41 @@ def walks(rows: int = 1000, file: float = 0.3, program: float = 0.25, seed: int 
         yield {"prompt": row["prompt"], "answer": f"cat a\n{files['a']}{run} {at}>o\n"}
 
 
-FILTERS: dict[str, Callable[[list[str]], list[str]]] = {
-    **PROGRAMS,
-    "sort -r": lambda digits: sorted(digits)[::-1],
-    "head -1": lambda digits: digits[:1],
-    "head -2": lambda digits: digits[:2],
-    "tail -1": lambda digits: digits[-1:],
-    "tail -2": lambda digits: digits[-2:],
-}
+NAMES = "pqrstuvw"  # of variables in `repairs`; the rest of its programs has none of these letters
+PAIRS = [(wrong, right) for wrong in NAMES for right in NAMES if wrong != right]
+UNSEEN = [pair for pair in PAIRS if abs(NAMES.index(pair[0]) - NAMES.index(pair[1])) in (3, 5)]  # each name as often as the others
+SEEN = [pair for pair in PAIRS if pair not in UNSEEN]
 
 
-def repairs(rows: int = 1000, seed: int = 0) -> Iterator[dict[str, object]]:
-    """Tasks for the environment shell, with its `tests`. The file p has a program that is not the right one, and t what it failed at:
-    three digits, ">" and what is to become of them, of which each has a line. "tests": three other inputs of the right program."""
+def repairs(rows: int = 1000, unseen: int = 0, seed: int = 0) -> Iterator[dict[str, object]]:
+    """Tasks for the environment shell, with its `tests`. Prompt "q:", the variable that a program is to print; "files": the program a, such
+    as "echo $t", which prints another one; "tests": runs of it with digits for all variables, and with others; "fix": "sed -i s/t/q/ a".
+    The last `unseen` rows have pairs of variables that no other row has."""
     _at_least_one(rows=rows)
     rng = random.Random(seed)
-    for _ in range(rows):
-        right, wrong = rng.sample([*FILTERS], 2)
-        cases = [(digits, FILTERS[right](digits)) for digits in (_unsorted(rng) for _ in range(4))]
-        [(given, wanted), *others] = cases
-        script = "".join(f"[ \"$(printf '{_lines(a)}' | sh p)\" = '{_lines(b).strip()}' ] || exit 1\n" for a, b in others)
-        yield {"prompt": "p:", "files": {"p": f"{wrong}\n", "t": f"{''.join(given)}>{''.join(wanted)}\n"}, "tests": script}
+    for number in range(rows):
+        wrong, right = rng.choice(SEEN if number < rows - unseen else UNSEEN)
+        at = NAMES.index(right)
+        first, second = rng.sample("0123456789", 8), rng.sample("0123456789", 8)
+        while first[at] == second[at]:  # a constant would pass
+            rng.shuffle(second)
+        tests = "".join(f'[ "$({_given(digits)} sh a)" = {digits[at]} ] || exit 1\n' for digits in (first, second))
+        yield {"prompt": f"{right}:", "files": {"a": f"echo ${wrong}\n"}, "tests": tests, "fix": f"sed -i s/{wrong}/{right}/ a"}
+
+
+def attempts(rows: int = 1000, share: float = 0.15, seed: int = 0) -> Iterator[dict[str, object]]:
+    """Prompts of `repairs`, with answers "cat a\\necho $t\\nsed -i s/t/q/ a\\n" as the environment has them: the program then prints the
+    variable of the prompt in a `share` of rows, and any in the others."""
+    rng = random.Random(seed)
+    for row in repairs(rows, seed=seed):
+        files: dict[str, str] = row["files"]  # type: ignore[assignment]
+        _, wrong, right, _ = f"{row['fix']}".split("/")
+        name = right if rng.random() < share else rng.choice(NAMES)
+        yield {"prompt": row["prompt"], "answer": f"cat a\n{files['a']}sed -i s/{wrong}/{name}/ a\n"}
+
+
+def _given(digits: list[str]) -> str:
+    return " ".join(f"{name}={digit}" for name, digit in zip(NAMES, digits, strict=True))
 
 
 def _unsorted(rng: random.Random) -> list[str]:

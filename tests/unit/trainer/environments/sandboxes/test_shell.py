@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import string
 import sys
 from itertools import islice
 from typing import Any
 
 import pytest
 from support.talks import CHARACTERS
+from support.tasks import harbor
 
 from trainer import environments
 from trainer.configs.sandbox import SandboxConfig
-from trainer.data.tasks import FILTERS, PROGRAMS, repairs, trails, walks
+from trainer.data.tasks import NAMES, PROGRAMS, attempts, repairs, trails, walks
 from trainer.environments.policy import Limits
 from trainer.environments.runner import Job, Runner
 from trainer.environments.sandboxes.episode import Sandboxes
+from trainer.environments.sandboxes.tasks.check import main
 from trainer.episodes import Prompt, Turn
 from trainer.errors import ConfigError
 from trainer.models import character_tokenizer
@@ -25,7 +28,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="namespaces are 
 
 def played(rows: list[dict[str, Any]], texts: list[list[str]], **args: Any) -> list[tuple[float, str]]:
     """Reward and all that was said of an episode of each row, in which the policy writes these lines."""
-    tokenizer = character_tokenizer(CHARACTERS)
+    tokenizer = character_tokenizer("".join(sorted({*CHARACTERS, *string.ascii_letters, *"$|&"})))
     function = environments.resolve("shell", args)
     sandboxes = Sandboxes(SandboxConfig(provider="auto", memory_mb=64, disk_mb=4))
     try:
@@ -54,20 +57,69 @@ def test_what_walks_show_right_is_rewarded_and_nothing_else():
 
 
 def test_tests_in_a_fresh_sandbox_decide_on_a_repair():
-    rows: list[Any] = list(islice(repairs(100, seed=3), 4))
-    reported = [row["files"]["t"].strip().split(">") for row in rows]
-    fits = [
-        [program for program, made in FILTERS.items() if "".join(made([*given])) == wanted and program != row["files"]["p"].strip()]
-        for row, (given, wanted) in zip(rows, reported, strict=True)
+    rows: list[Any] = list(islice(repairs(100, seed=3), 3))
+    wrong = [row["fix"].replace(f"/{row['prompt'][0]}/", f"/{another(row)}/") for row in rows]
+    texts = [["cat a\n", f"{command}\n"] for command in [*(row["fix"] for row in rows), *wrong, "ls", f"echo echo {wanted(rows[0])}>a"]]
+    found = played([*rows, *rows, rows[0], rows[0]], texts, turns=2, tests="tests")
+    assert [reward for reward, _ in found] == [1.0] * 3 + [0.0] * 5, "a repair; another variable, the program as it was, and a constant"
+    assert found[0][1] == f"cat a\n{rows[0]['files']['a']}{rows[0]['fix']}\n"
+
+
+def test_what_the_policy_leaves_beside_its_program_does_not_pass_tests():
+    """The first two pass in the sandbox that they were done in: a shell on the path, and a program elsewhere. The last leaves none."""
+    row: Any = next(repairs(100, seed=3))
+    right = f"echo ${row['prompt'][0]}"
+    cheats = [
+        [f"echo '{right}' >sh; chmod +x sh\n", "export PATH=$PWD:$PATH\n"],
+        [f"echo '{right}' >/tmp/a\n", "echo . /tmp/a >a\n"],
+        ["rm a\n", "exit\n"],
     ]
-    right = [["cat t\n", f"echo {programs[0]}>p\n"] for programs in fits]
-    left = [["cat t\n", "ls\n"] for _ in rows]
-    found = played([*rows, *rows], [*right, *left], turns=2, tests="tests")
-    assert [reward for reward, _ in found] == [1.0] * 4 + [0.0] * 4
-    # What else the policy leaves behind is not there: a program that finds its answer elsewhere, and one that is no file any more.
-    row = {"files": {"p": "cat\n"}, "tests": "[ $(sh p) = 1 ]"}
-    cheats = [["echo 1 >/tmp/a\n", "echo cat /tmp/a >p\n"], ["rm p\n", "exit\n"], ["echo echo 1 >p\n", "exit\n"]]
-    assert [reward for reward, _ in played([row] * 3, cheats, turns=2, tests="tests")] == [0.0, 0.0, 1.0]
+    assert [reward for reward, _ in played([row] * len(cheats), cheats, turns=2, tests="tests")] == [0.0] * len(cheats)
+
+
+def test_as_folders_repairs_are_good_tasks(tmp_path, capsys):
+    """Their solutions pass; nothing done, half of a solution and another task's do not."""
+    rows: list[Any] = list(islice(repairs(100, seed=3), 2))
+    for number, row in enumerate(rows):
+        folder: dict[str, Any] = {
+            "instruction.md": row["prompt"],
+            "environment/Dockerfile": "FROM debian\nWORKDIR /app\nCOPY a .\n",
+            "environment/a": row["files"]["a"],
+            "environment/b.txt": None,
+            "tests/test.sh": row["tests"],
+            "solution/solve.sh": f"cd /app\n{row['fix']}\n",
+        }
+        harbor(tmp_path / f"tasks/{number}", **folder)
+    assert main(["check", str(tmp_path / "tasks"), "--runs", "1"]) == 0, capsys.readouterr().out
+
+
+def wanted(row: dict[str, Any]) -> str:
+    """What the first of its tests wants."""
+    return row["tests"].splitlines()[0].split(" = ")[1][0]
+
+
+def another(row: dict[str, Any]) -> str:
+    return next(name for name in NAMES if name not in row["fix"].split("/")[1:3])
+
+
+def test_no_constant_passes_the_tests_of_a_repair():
+    for row in islice(repairs(1000, seed=5), 1000):
+        first, second = (line.split(" = ")[1][0] for line in f"{row['tests']}".splitlines())
+        assert first != second
+
+
+def test_the_last_rows_have_pairs_of_variables_that_no_other_row_and_no_attempt_has():
+    rows: list[Any] = [*repairs(3000, unseen=400, seed=2)]
+    pairs = [(row["files"]["a"], row["prompt"]) for row in rows]
+    shown = {(f"{row['answer']}"[6:14], row["prompt"]) for row in attempts(3000, seed=1)}
+    assert set(pairs[:-400]) == shown and len(set(pairs[-400:])) == 16 and not set(pairs[-400:]) & shown
+
+
+def test_attempts_are_right_at_the_share_that_is_asked_for():
+    pairs = [*zip(repairs(3000, seed=1), attempts(3000, share=0.15, seed=1), strict=True)]
+    right = [f"{given['answer']}".endswith(f"{row['fix']}\n") for row, given in pairs]
+    assert all(row["prompt"] == given["prompt"] for row, given in pairs)
+    assert abs(sum(right) / 3000 - (0.15 + 0.85 / 8)) < 0.03
 
 
 def test_exit_ends_it_and_long_output_is_cut_and_files_count_by_their_share():
