@@ -198,7 +198,7 @@ def repairs(rows: int = 1000, unseen: int = 0, seed: int = 0) -> Iterator[dict[s
         yield {"prompt": f"{right}:", "files": {"a": f"echo ${wrong}\n"}, "tests": tests, "fix": f"sed -i s/{wrong}/{right}/ a"}
 
 
-def attempts(rows: int = 1000, share: float = 0.15, seed: int = 0) -> Iterator[dict[str, object]]:
+def attempts(rows: int = 1000, share: float = 0.3, seed: int = 0) -> Iterator[dict[str, object]]:
     """Prompts of `repairs`, with answers "cat a\\necho $t\\nsed -i s/t/q/ a\\n" as the environment has them: the program then prints the
     variable of the prompt in a `share` of rows, and any in the others."""
     rng = random.Random(seed)

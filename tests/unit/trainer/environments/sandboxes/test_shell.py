@@ -116,10 +116,10 @@ def test_the_last_rows_have_pairs_of_variables_that_no_other_row_and_no_attempt_
 
 
 def test_attempts_are_right_at_the_share_that_is_asked_for():
-    pairs = [*zip(repairs(3000, seed=1), attempts(3000, share=0.15, seed=1), strict=True)]
+    pairs = [*zip(repairs(3000, seed=1), attempts(3000, share=0.3, seed=1), strict=True)]
     right = [f"{given['answer']}".endswith(f"{row['fix']}\n") for row, given in pairs]
     assert all(row["prompt"] == given["prompt"] for row, given in pairs)
-    assert abs(sum(right) / 3000 - (0.15 + 0.85 / 8)) < 0.03
+    assert abs(sum(right) / 3000 - (0.3 + 0.7 / 8)) < 0.03
 
 
 def test_exit_ends_it_and_long_output_is_cut_and_files_count_by_their_share():
