@@ -140,7 +140,7 @@ class Lab:
             assert self.server.poll() is None, (self.folder / "server.log").read_text()[-3000:]
             return self.get("/healthcheck").status == 200
 
-        wait_for(f"the dstack server, see {self.folder}/server.log", answers, 120)
+        wait_for(f"the dstack server, see {self.folder}/server.log", answers, 400)
 
     # What a person does
 

@@ -19,7 +19,7 @@ from lab.copied import copy_project
 from lab.slurm.cluster import SYSTEM_PATH, Cluster
 from lab.waiting import wait_for
 
-pytestmark = pytest.mark.hosts
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(1500)]  # its clusters start in fixtures, which count
 
 Flotilla = Callable[[str], tuple[int, str, str]]
 GPUS = 2  # of each node, which Slurm hands out and Ray is told to have
@@ -68,7 +68,7 @@ def flotilla(slurm: Cluster, clone: Path, environment: dict[str, str]) -> Iterat
 
     def run(arguments: str) -> tuple[int, str, str]:
         line = f"python -m cli {arguments} 2>{clone}/error </dev/null"
-        done = slurm.run(line, folder=clone / "trainer/recipes", env=environment, check=False, seconds=600)
+        done = slurm.run(line, folder=clone / "trainer/recipes", env=environment, check=False, seconds=1200)
         return done.returncode, done.stdout, (clone / "error").read_text()
 
     try:
