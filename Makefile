@@ -109,7 +109,7 @@ breaks: .venv/dev ## break code one place at a time: tests must fail
 check: .venv/dev ## formatting, lint, types, language of the pages
 	@$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+	NODE_OPTIONS=--max-old-space-size=8192 $(BIN)/pyright # 4 GB, node's own limit, are just not enough: it checks the same again and again
 	$(BIN)/python -m lab.prose
 
 .PHONY: bench
